@@ -1,0 +1,57 @@
+// AdamW (Loshchilov & Hutter 2019) on a flat shard, gradient norms, and the step's scalars.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/core/tensor.h"
+
+namespace tessera {
+
+// A run of a flat shard that belongs to one parameter. Device array; trivially copyable.
+struct ShardSegment {
+  std::int64_t begin = 0;       // elements within the shard
+  std::int64_t end = 0;
+  std::int64_t global_begin = 0; // element index for random numbers: the same under every layout
+  float lr_scale = 1.0f;
+  float weight_decay = 0.0f;    // 0 for exempt parameters
+  std::int32_t count_in_norm = 1; // 0: another rank counts its copy
+  std::int32_t stream = 0;      // separates the random numbers of parameters
+};
+
+// sum_of_squares += sum over segments with count_in_norm of grad^2, accumulated in fp64 in a fixed
+// order. NaN and Inf pass through.
+struct SumOfSquares {
+  Tensor grad;      // [n] fp32 or bf16
+  Tensor segments;  // [num_segments * sizeof(ShardSegment)] u8 on the same device; ascending, disjoint
+  Tensor sum;       // [1] fp64, added to
+};
+
+// Fills StepControl's results from the reduced sum and denominator:
+//   norm = sqrt(sum) / denominator;  clip = min(1, max_grad_norm / (norm + 1e-6));
+//   grad_scale = clip / denominator. Non-finite norms clear is_finite.
+struct StepControlFinish {
+  Tensor control;      // u8 [sizeof(StepControl)]
+  Tensor sum;          // [1] fp64
+  Tensor denominator;  // [1] fp64
+};
+
+// One step on every element of the segments:
+//   g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
+//   p -= lr * lr_scale * (weight_decay * p + (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)).
+// p is `master` where given (weight = p rounded to nearest), otherwise `weight` itself (bf16 is then
+// rounded stochastically). bf16 moments are rounded stochastically. Nothing changes when
+// StepControl says so (not finite, no targets).
+struct AdamW {
+  Tensor weight;    // [n] bf16 or fp32
+  Tensor master;    // [n] fp32 or undefined
+  Tensor grad;      // [n] fp32 or bf16
+  Tensor m;         // [n] fp32 or bf16
+  Tensor v;         // [n]
+  Tensor segments;  // as SumOfSquares
+  Tensor control;   // u8 [sizeof(StepControl)]
+  float beta1 = 0.9f;
+  float beta2 = 0.95f;
+  float eps = 1e-8f;
+};
+
+}  // namespace tessera
