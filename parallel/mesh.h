@@ -1,0 +1,62 @@
+// ProcessMesh: the ranks of a job as a grid pp x dp x cp x tp, tp fastest, with a communicator per axis
+// and per product of axes that is reduced over.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "parallel/communicator.h"
+
+namespace tessera {
+
+enum class MeshAxis : unsigned char { kPipeline, kData, kContext, kTensor };
+
+struct MeshShape {
+  int pipeline = 1;
+  int data = 1;
+  int context = 1;
+  int tensor = 1;
+  int size() const { return pipeline * data * context * tensor; }
+};
+
+struct MeshCoordinate {
+  int pipeline = 0;
+  int data = 0;
+  int context = 0;
+  int tensor = 0;
+};
+
+// World rank = ((pipeline * data_size + data) * context_size + context) * tensor_size + tensor.
+MeshCoordinate coordinate_of(const MeshShape& shape, int rank);
+int rank_of(const MeshShape& shape, const MeshCoordinate& coordinate);
+
+class ProcessMesh {
+ public:
+  // Collective over `world`, whose size must be shape.size() (kUser otherwise, naming the numbers).
+  ProcessMesh(std::unique_ptr<Communicator> world, const MeshShape& shape);
+
+  const MeshShape& shape() const { return shape_; }
+  const MeshCoordinate& coordinate() const { return coordinate_; }
+  Communicator& world() const { return *world_; }
+  Communicator& tensor() const { return *tensor_; }
+  Communicator& data() const { return *data_; }
+  Communicator& context() const { return *context_; }
+  Communicator& pipeline() const { return *pipeline_; }
+  // dp x cp: gradients of one parameter are summed and ZeRO shards are cut over it.
+  Communicator& data_context() const { return *data_context_; }
+  // pp x tp: ranks that together hold one copy of the model; norms are summed over it.
+  Communicator& model() const { return *model_; }
+
+ private:
+  MeshShape shape_;
+  MeshCoordinate coordinate_;
+  std::unique_ptr<Communicator> world_;
+  std::unique_ptr<Communicator> tensor_;
+  std::unique_ptr<Communicator> data_;
+  std::unique_ptr<Communicator> context_;
+  std::unique_ptr<Communicator> pipeline_;
+  std::unique_ptr<Communicator> data_context_;
+  std::unique_ptr<Communicator> model_;
+};
+
+}  // namespace tessera
