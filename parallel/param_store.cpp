@@ -1,0 +1,143 @@
+#include "parallel/param_store.h"
+
+#include <algorithm>
+
+#include "engine/core/error.h"
+#include "engine/device/stream.h"
+
+namespace tessera {
+namespace {
+
+// Random numbers of a parameter are keyed by its name, not by its place in this rank's buckets.
+std::uint32_t name_hash(const std::string& name) {
+  std::uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
+}
+
+}  // namespace
+
+ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
+                       const ParamStoreOptions& options, Arena& arena)
+    : buckets_(std::move(buckets)), mesh_(&mesh), options_(options) {
+  CHECK(options.zero >= 0 && options.zero <= 1, "[param_store] ZeRO stage {} is not available",
+        options.zero);
+  if (options.zero > 0) {
+    shard_count_ = mesh.data_context().size();
+    shard_rank_ = mesh.data_context().rank();
+  }
+  has_masters_ = options.trains && options.fp32_masters && options.compute == DType::kBF16;
+  const int tensor_size = mesh.tensor().size();
+  const int tensor_rank = mesh.tensor().rank();
+  for (const BucketSpec& bucket : buckets_) {
+    layouts_.push_back(lay_out_bucket(bucket, tensor_size, tensor_rank, shard_count_));
+    written_.emplace_back(bucket.params.size(), false);
+  }
+  const auto flat = [&](const std::string& what, std::size_t b, DType dtype, std::int64_t size,
+                        MemoryClass memory_class) {
+    return arena.allocate(what + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
+  };
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    weights_.push_back(flat("weights", b, options.compute, layouts_[b].size, MemoryClass::kWeights));
+  }
+  if (options.trains) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      gradients_.push_back(
+          flat("gradients", b, options.gradients, layouts_[b].size, MemoryClass::kGradients));
+    }
+  }
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const BucketLayout& layout = layouts_[b];
+    const std::int64_t size = layout.shard_size;
+    Shard shard;
+    shard.pieces = pieces_of_shard(layout, shard_rank_);
+    shard.weight = weights_[b].flat_slice(size * shard_rank_, size);
+    if (options.trains) {
+      shard.gradient = gradients_[b].flat_slice(size * shard_rank_, size);
+      if (has_masters_) shard.master = flat("masters", b, DType::kF32, size, MemoryClass::kMasters);
+      shard.m = flat("adam m", b, options.moments, size, MemoryClass::kOptimizer);
+      shard.v = flat("adam v", b, options.moments, size, MemoryClass::kOptimizer);
+      std::vector<ShardSegment> segments;
+      for (const ShardPiece& piece : shard.pieces) {
+        const ParamSpec& spec = buckets_[b].params[static_cast<std::size_t>(piece.param)];
+        const LocalExtent& extent = layout.pieces[static_cast<std::size_t>(piece.param)].extent;
+        ShardSegment segment;
+        segment.begin = piece.shard_begin;
+        segment.end = piece.shard_begin + piece.length;
+        segment.global_begin = extent.row_begin * extent.cols + piece.local_begin;
+        segment.lr_scale = spec.lr_scale;
+        segment.weight_decay = spec.decay ? options.weight_decay : 0.0f;
+        segment.count_in_norm = extent.copy == 0 ? 1 : 0;
+        segment.stream = static_cast<std::int32_t>(name_hash(spec.name) & 0x7fffffffu);
+        segments.push_back(segment);
+      }
+      const auto bytes = static_cast<std::int64_t>(segments.size() * sizeof(ShardSegment));
+      shard.segments = flat("segments", b, DType::kU8, bytes, MemoryClass::kOptimizer);
+      segments_.push_back(std::move(segments));
+    }
+    shards_.push_back(std::move(shard));
+  }
+}
+
+Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
+  const BucketLayout& layout = this->layout(first.bucket);
+  const auto& start = layout.pieces[static_cast<std::size_t>(first.index)];
+  std::int64_t rows = 0;
+  std::int64_t expected = start.offset;
+  for (int i = 0; i < count; ++i) {
+    const auto& piece = layout.pieces[static_cast<std::size_t>(first.index + i)];
+    CHECK(piece.offset == expected && piece.extent.cols == start.extent.cols,
+          "[param_store] {} does not directly follow {}", bucket(first.bucket).params[static_cast<std::size_t>(first.index + i)].name,
+          spec(first).name);
+    rows += piece.extent.storage_rows;
+    expected += piece.extent.elements();
+  }
+  const Tensor piece = flat.flat_slice(start.offset, rows * start.extent.cols);
+  if (spec(first).shape.rank == 1) return piece;
+  return piece.reshape(Shape{rows, start.extent.cols});
+}
+
+Tensor ParamStore::weight(ParamId id) const { return fused_weight(id, 1); }
+
+Tensor ParamStore::fused_weight(ParamId first, int count) const {
+  return view(weights_[static_cast<std::size_t>(first.bucket)], first, count);
+}
+
+GradientTarget ParamStore::gradient(ParamId id) { return fused_gradient(id, 1); }
+
+GradientTarget ParamStore::fused_gradient(ParamId first, int count) {
+  auto& written = written_[static_cast<std::size_t>(first.bucket)];
+  const bool accumulate = written[static_cast<std::size_t>(first.index)];
+  for (int i = 0; i < count; ++i) written[static_cast<std::size_t>(first.index + i)] = true;
+  return {view(gradients_[static_cast<std::size_t>(first.bucket)], first, count), accumulate};
+}
+
+void ParamStore::begin_step() {
+  for (auto& written : written_) std::fill(written.begin(), written.end(), false);
+}
+
+bool ParamStore::is_written(int b) const {
+  const auto& written = written_[static_cast<std::size_t>(b)];
+  return std::all_of(written.begin(), written.end(), [](bool w) { return w; });
+}
+
+void ParamStore::initialize(Stream& stream) {
+  const auto zero = [&](const Tensor& tensor) {
+    if (tensor.defined()) stream.set_zero(tensor.data, tensor.bytes());
+  };
+  for (const Tensor& weights : weights_) zero(weights);
+  // Padding is never written by a backward but takes part in reductions: it must not start as NaN.
+  for (const Tensor& gradients : gradients_) zero(gradients);
+  for (std::size_t b = 0; b < shards_.size(); ++b) {
+    const Shard& shard = shards_[b];
+    zero(shard.master);
+    zero(shard.m);
+    zero(shard.v);
+    if (shard.segments.defined() && shard.segments.numel() > 0) {
+      stream.copy_bytes(shard.segments.data, segments_[b].data(), shard.segments.bytes());
+    }
+  }
+  stream.synchronize();
+}
+
+}  // namespace tessera

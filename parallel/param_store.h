@@ -1,0 +1,103 @@
+// ParamStore: the memory of a model's parameters and their training state on one rank. For every bucket
+// it holds the local weights in the compute format, the gradients, and this rank's ZeRO shard of
+// masters and moments. ShardLayout alone decides where things lie.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/memory/arena.h"
+#include "kernels/optimizer.h"
+#include "parallel/mesh.h"
+#include "parallel/param_spec.h"
+#include "parallel/shard_layout.h"
+
+namespace tessera {
+
+struct ParamStoreOptions {
+  DType compute = DType::kBF16;         // of weights in the forward and backward
+  bool fp32_masters = true;             // ignored when compute is fp32 or fp64: the weights are exact
+  DType gradients = DType::kF32;        // accumulation format
+  DType moments = DType::kF32;
+  int zero = 0;                         // ZeRO stage 0..3
+  bool trains = true;                   // false: weights only (evaluation, generation)
+  float weight_decay = 0;
+};
+
+// Where a layer's backward writes a weight's gradient: `tensor = ` or `tensor +=`.
+struct GradientTarget {
+  Tensor tensor;
+  bool accumulate = false;
+};
+
+class ParamStore {
+ public:
+  // Takes its memory from `arena` in a fixed order. The mesh must outlive the store.
+  ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh, const ParamStoreOptions& options,
+             Arena& arena);
+
+  int num_buckets() const { return static_cast<int>(buckets_.size()); }
+  const BucketSpec& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
+  const BucketLayout& layout(int b) const { return layouts_[static_cast<std::size_t>(b)]; }
+  const ParamSpec& spec(ParamId id) const { return bucket(id.bucket).params[static_cast<std::size_t>(id.index)]; }
+  const ParamStoreOptions& options() const { return options_; }
+  const ProcessMesh& mesh() const { return *mesh_; }
+  int shard_count() const { return shard_count_; }
+  int shard_rank() const { return shard_rank_; }
+  bool has_masters() const { return has_masters_; }
+
+  // The local piece of a weight, [storage_rows, cols] or [n]. With ZeRO-3 the bucket must be gathered.
+  Tensor weight(ParamId id) const;
+  // `first` and the parameters that follow it as one matrix [sum of rows, cols] (or one vector).
+  Tensor fused_weight(ParamId first, int count) const;
+
+  // The gradient of a weight, and whether this step has already written to it. The caller writes all
+  // of it; the next target of the same parameter in the step accumulates.
+  GradientTarget gradient(ParamId id);
+  GradientTarget fused_gradient(ParamId first, int count);
+  // Marks every gradient as not yet written; called at the start of a step.
+  void begin_step();
+  // Whether every parameter of the bucket has been written since begin_step().
+  bool is_written(int b) const;
+
+  // This rank's shard of a bucket's state; tensors are flat, of layout(b).shard_size elements.
+  struct Shard {
+    Tensor weight;
+    Tensor master;    // undefined without masters
+    Tensor gradient;  // undefined when not training
+    Tensor m;
+    Tensor v;
+    Tensor segments;  // ShardSegment array on the device
+    std::vector<ShardPiece> pieces;
+    // The tensor that holds the exact values: master if there is one, else weight.
+    const Tensor& exact() const { return master.defined() ? master : weight; }
+  };
+  const Shard& shard(int b) const { return shards_[static_cast<std::size_t>(b)]; }
+  int num_shards() const { return static_cast<int>(shards_.size()); }
+
+  // Whole-bucket memory, for ParamSync.
+  const Tensor& bucket_weights(int b) const { return weights_[static_cast<std::size_t>(b)]; }
+  const Tensor& bucket_gradients(int b) const { return gradients_[static_cast<std::size_t>(b)]; }
+
+  // Uploads segment tables and clears all state (weights, moments, gradients).
+  void initialize(Stream& stream);
+
+ private:
+  Tensor view(const Tensor& flat, ParamId first, int count) const;
+
+  std::vector<BucketSpec> buckets_;
+  const ProcessMesh* mesh_;
+  ParamStoreOptions options_;
+  int shard_count_ = 1;
+  int shard_rank_ = 0;
+  bool has_masters_ = false;
+  std::vector<BucketLayout> layouts_;
+  std::vector<Tensor> weights_;
+  std::vector<Tensor> gradients_;
+  std::vector<Shard> shards_;
+  std::vector<std::vector<ShardSegment>> segments_;
+  std::vector<std::vector<bool>> written_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+// ShardLayout: where every element of every parameter lives, as pure functions of specs, tensor-parallel
+// rank and the number of ZeRO shards. Shared by the store, checkpoints, the planner and tests.
+//
+// A bucket is the flat concatenation of its parameters' local (tensor-parallel) pieces. Parameters start
+// at multiples of 128 elements (256 bytes in bf16) unless they follow their predecessor; parameters whose
+// gradient is a partial sum over tp come first, so that one call sums them. The bucket is padded to
+// shard_count equal shards of a multiple of 128 elements.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/param_spec.h"
+
+namespace tessera {
+
+inline constexpr std::int64_t kShardAlignment = 128;
+
+// The piece of a parameter that a tensor-parallel rank holds. A rank-1 parameter is a column: cols == 1.
+struct LocalExtent {
+  std::int64_t row_begin = 0;
+  std::int64_t rows = 0;          // valid rows
+  std::int64_t col_begin = 0;
+  std::int64_t cols = 0;
+  std::int64_t storage_rows = 0;  // >= rows: padding rows are zero
+  int copies = 1;                 // ranks that hold this same piece
+  int copy = 0;                   // which of them this rank is
+  std::int64_t elements() const { return storage_rows * cols; }
+};
+
+// Throws kUser, naming the parameter and the numbers, where the placement does not divide.
+LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank);
+
+struct BucketLayout {
+  struct Piece {
+    std::int64_t offset = 0;  // elements from the bucket's start
+    LocalExtent extent;
+  };
+  std::vector<Piece> pieces;  // in the order of the bucket's params
+  std::int64_t size = 0;      // elements, padding included
+  std::int64_t shard_size = 0;
+  // Ranges whose gradients are summed over tp, and over the copies of a group; empty if begin == end.
+  std::int64_t tensor_sum_begin = 0;
+  std::int64_t tensor_sum_end = 0;
+  std::int64_t copies_sum_begin = 0;
+  std::int64_t copies_sum_end = 0;
+  int copies = 1;  // size of the groups of copies
+};
+
+BucketLayout lay_out_bucket(const BucketSpec& bucket, int tensor_size, int tensor_rank, int shard_count);
+
+// The part of one parameter that one shard holds.
+struct ShardPiece {
+  int param = 0;
+  std::int64_t shard_begin = 0;  // elements within the shard
+  std::int64_t local_begin = 0;  // elements within the parameter's local piece
+  std::int64_t length = 0;
+};
+
+std::vector<ShardPiece> pieces_of_shard(const BucketLayout& layout, int shard);
+
+// A rectangle of a global parameter that is contiguous in a shard: rows [row_begin, + rows) of columns
+// [col_begin, + cols).
+struct GlobalExtent {
+  std::int64_t row_begin = 0;
+  std::int64_t rows = 0;
+  std::int64_t col_begin = 0;
+  std::int64_t cols = 0;
+  std::int64_t shard_begin = 0;
+  std::int64_t elements() const { return rows * cols; }
+};
+
+// The valid part of `piece` as at most three rectangles (first partial row, whole rows, last partial row).
+std::vector<GlobalExtent> global_extents(const ShardPiece& piece, const LocalExtent& extent);
+
+}  // namespace tessera
