@@ -2,8 +2,9 @@
 // and per product of axes that is reduced over.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "parallel/communicator.h"
 
@@ -29,6 +30,10 @@ struct MeshCoordinate {
 // World rank = ((pipeline * data_size + data) * context_size + context) * tensor_size + tensor.
 MeshCoordinate coordinate_of(const MeshShape& shape, int rank);
 int rank_of(const MeshShape& shape, const MeshCoordinate& coordinate);
+
+// World ranks that differ from `coordinate` only along `axes`; the last of the axes is the fastest.
+std::vector<int> mesh_members(const MeshShape& shape, const MeshCoordinate& coordinate,
+                              std::initializer_list<MeshAxis> axes);
 
 class ProcessMesh {
  public:

@@ -38,10 +38,9 @@ void ParamSync::gradients_ready(int bucket, bool is_last_micro_batch) {
                                                   layout.tensor_sum_end - layout.tensor_sum_begin),
                              ReduceOp::kSum, *communication_);
   }
-  if (layout.copies_sum_end > layout.copies_sum_begin) {
-    copies_->all_reduce(gradients.flat_slice(layout.copies_sum_begin,
-                                             layout.copies_sum_end - layout.copies_sum_begin),
-                        ReduceOp::kSum, *communication_);
+  for (const BucketLayout::Range& range : layout.copies_sums) {
+    copies_->all_reduce(gradients.flat_slice(range.begin, range.end - range.begin), ReduceOp::kSum,
+                        *communication_);
   }
   if (mesh.data_context().size() == 1) return;
   if (store_->options().zero == 0) {

@@ -81,16 +81,14 @@ BucketLayout lay_out_bucket(const BucketSpec& bucket, int tensor_size, int tenso
     const ParamSpec& spec = bucket.params[i];
     if (spec.gradient_sum == GradientSum::kTensor) continue;
     place(i);
-    if (spec.gradient_sum != GradientSum::kCopies || layout.pieces[i].extent.copies == 1) continue;
-    if (layout.copies_sum_end == 0) layout.copies_sum_begin = layout.pieces[i].offset;
-    layout.copies = layout.pieces[i].extent.copies;
-    layout.copies_sum_end = offset;
-  }
-  for (std::size_t i = 0; i < bucket.params.size(); ++i) {
     const auto& piece = layout.pieces[i];
-    const bool inside = piece.offset >= layout.copies_sum_begin && piece.offset < layout.copies_sum_end;
-    CHECK(!inside || bucket.params[i].gradient_sum == GradientSum::kCopies,
-          "[layout] {} stands between parameters that are held in copies", bucket.params[i].name);
+    if (spec.gradient_sum != GradientSum::kCopies || piece.extent.copies == 1) continue;
+    layout.copies = piece.extent.copies;
+    if (!layout.copies_sums.empty() && layout.copies_sums.back().end == piece.offset) {
+      layout.copies_sums.back().end = offset;
+    } else {
+      layout.copies_sums.push_back({piece.offset, offset});
+    }
   }
   layout.shard_size = round_up((offset + shard_count - 1) / shard_count, kShardAlignment);
   layout.size = layout.shard_size * shard_count;

@@ -40,11 +40,14 @@ struct BucketLayout {
   std::vector<Piece> pieces;  // in the order of the bucket's params
   std::int64_t size = 0;      // elements, padding included
   std::int64_t shard_size = 0;
-  // Ranges whose gradients are summed over tp, and over the copies of a group; empty if begin == end.
+  // Ranges whose gradients are summed over tp (empty if begin == end) and over the copies of a group.
   std::int64_t tensor_sum_begin = 0;
   std::int64_t tensor_sum_end = 0;
-  std::int64_t copies_sum_begin = 0;
-  std::int64_t copies_sum_end = 0;
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+  };
+  std::vector<Range> copies_sums;
   int copies = 1;  // size of the groups of copies
 };
 

@@ -1,0 +1,120 @@
+// One decoder block: attention and MLP around a residual stream. Forward and backward are written out in
+// reading order; shapes use T tokens, t tokens of this rank between blocks (T / tp under sequence
+// parallelism), H hidden, F ffn features of this rank, Q columns of the packed local [q | k | v].
+#pragma once
+
+#include <string>
+
+#include "engine/memory/arena.h"
+#include "kernels/attention.h"
+#include "kernels/rope.h"
+#include "models/config.h"
+#include "models/geometry.h"
+#include "models/linear.h"
+#include "models/norm.h"
+
+namespace tessera {
+
+// How much of a block's forward is repeated in its backward to save memory.
+enum class Recompute : unsigned char {
+  kNone,       // everything is kept
+  kSelective,  // norm outputs and the SwiGLU output are recomputed: cheap passes, a third of the bytes
+  kFull,       // only the block's input is kept
+};
+
+// The residual stream between blocks: its value is x + delta (x alone before the first block). The sum
+// is taken by the next norm, which reads both anyway.
+struct Residual {
+  Tensor x;
+  Tensor delta;
+};
+
+// What a block's backward needs from its forward.
+struct BlockSaved {
+  Tensor input;    // [t, H] residual stream entering the block
+  Tensor rstd1;    // [t]
+  Tensor normed1;  // [t, H]
+  Tensor qkv_raw;  // [T, Q] before q/k norm; undefined without
+  Tensor qkv_rstd; // [T, heads] of q/k norm; undefined without
+  Tensor qkv;      // [T, Q] rotated
+  Tensor attended; // [T, heads_q * head_dim]
+  Tensor lse;      // [T, heads_q]
+  Tensor middle;   // [t, H] residual stream after attention
+  Tensor rstd2;    // [t]
+  Tensor normed2;  // [t, H]
+  Tensor gate_up;  // [T, 2F]
+  Tensor act;      // [T, F]
+};
+
+// Buffers that all blocks of a rank share, one after another.
+struct BlockWork {
+  Tensor delta;     // [t, H] pending addition to the residual stream
+  Tensor dnormed;   // [t, H]
+  Tensor dact;      // [T, F]
+  Tensor dattended; // [T, heads_q * head_dim]
+  Tensor dqkv;      // [T, Q]
+};
+
+// What is common to the tokens of a micro-batch.
+struct TokenContext {
+  Tensor positions;  // [T] int32
+  Tensor documents;  // [max_documents + 1] int32 cumulative lengths
+  Tensor cos;        // [max position, rotary_dim / 2]
+  Tensor sin;
+};
+
+// Keys and values of the tokens generated so far, of one layer. Row i is token i.
+struct LayerCache {
+  Tensor k;  // [capacity, heads_kv * head_dim]
+  Tensor v;
+};
+
+class Block {
+ public:
+  Block(const ModelConfig& config, int layer, int tensor_size, bool sequence_parallel,
+        ParamRegistry& registry, int bucket);
+
+  // With `shared`, what a selective recompute repeats lies in the tensors of `shared`.
+  static BlockSaved plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
+                               const std::string& name, Arena& arena,
+                               const BlockSaved* shared = nullptr);
+  static BlockWork plan_work(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
+                             Arena& arena);
+
+  // Advances `residual` by this block; fills `saved`.
+  void forward(Residual& residual, const BlockSaved& saved, const BlockWork& work,
+               const TokenContext& tokens, LayerContext& context) const;
+  // d [t, H], in place: gradient of the block's output to gradient of its input.
+  void backward(const Tensor& d, const BlockSaved& saved, const BlockWork& work, Recompute recompute,
+                const TokenContext& tokens, LayerContext& context) const;
+  // Forward without a backward: the keys and values of the new tokens are appended to `cache` behind
+  // its first `cached` rows, and `keys` bounds all of them (documents bounds the new tokens).
+  void decode(Residual& residual, const BlockSaved& saved, const BlockWork& work,
+              const TokenContext& tokens, const LayerCache& cache, std::int64_t cached,
+              const Tensor& keys, LayerContext& context) const;
+
+ private:
+  void project_qkv(const Residual& residual, const BlockSaved& saved, const TokenContext& tokens,
+                   LayerContext& context) const;
+  // From the attention's output to the input of the last projection.
+  void mlp_inner(const BlockSaved& saved, const BlockWork& work, LayerContext& context) const;
+  AttentionForward attention_args(const BlockSaved& saved, const TokenContext& tokens) const;
+
+  QkvLayout layout_;
+  AttentionShape attention_;
+  ResidualNorm norm1_;
+  ColumnParallelLinear qkv_;
+  ParamId q_norm_;
+  ParamId k_norm_;
+  float qk_eps_ = 1e-6f;
+  RowParallelLinear o_;
+  ResidualNorm norm2_;
+  ColumnParallelLinear gate_up_;
+  RowParallelLinear down_;
+};
+
+// How a model's heads are spread over tp: query heads equally; key/value heads equally, or one per
+// group of ranks where there are fewer than tp. kUser, naming the three numbers, where neither fits.
+QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size);
+
+}  // namespace tessera

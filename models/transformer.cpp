@@ -1,0 +1,155 @@
+#include "models/transformer.h"
+
+#include <cmath>
+
+#include "engine/core/error.h"
+#include "models/rope.h"
+
+namespace tessera {
+
+DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
+  const auto take = [&](const char* what, std::int64_t count) {
+    return arena.allocate(std::string("batch ") + what, DType::kI32, Shape{count}, MemoryClass::kInput);
+  };
+  return DeviceBatch{take("tokens", g.tokens), take("targets", g.tokens), take("positions", g.tokens),
+                     take("order", g.tokens), take("documents", g.max_documents + 1)};
+}
+
+Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel)
+    : config_(config), tensor_size_(tensor_size) {
+  CHECK_USER(config.intermediate_size % tensor_size == 0,
+             "[config] parallel.tensor is {}; intermediate_size {} is not divisible by it", tensor_size,
+             config.intermediate_size);
+  const int embedding_bucket = registry_.add_bucket("embedding");
+  embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket);
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const int bucket = registry_.add_bucket(fmt::format("block {}", layer));
+    blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_, bucket);
+  }
+  const int head_bucket = registry_.add_bucket("head");
+  head_ = std::make_unique<LmHead>(config, sequence_parallel,
+                                   config.tie_word_embeddings ? embedding_.weight() : ParamId{},
+                                   registry_, head_bucket);
+}
+
+void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool trains, Arena& arena) {
+  geometry_ = geometry;
+  recompute_ = recompute;
+  const std::int64_t half = rotary_dim(config_.rope, config_.head_dim) / 2;
+  const DType table = geometry.statistics();
+  cos_ = arena.allocate("rope cos", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
+  sin_ = arena.allocate("rope sin", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
+  saved_.clear();
+  // What is recomputed needs room once; what is kept, once per block.
+  const BlockSaved first = Block::plan_saved(config_, tensor_size_, geometry, "block 0", arena);
+  saved_.push_back(first);
+  for (std::size_t layer = 1; layer < blocks_.size(); ++layer) {
+    const std::string name = fmt::format("block {}", layer);
+    if (!trains) {
+      saved_.push_back(first);
+    } else if (recompute == Recompute::kFull) {
+      BlockSaved saved = first;
+      saved.input = arena.allocate(name + " input", geometry.compute, first.input.shape,
+                                   MemoryClass::kActivations);
+      saved_.push_back(saved);
+    } else {
+      saved_.push_back(Block::plan_saved(config_, tensor_size_, geometry, name, arena,
+                                         recompute == Recompute::kSelective ? &first : nullptr));
+    }
+  }
+  work_ = Block::plan_work(config_, tensor_size_, geometry, arena);
+  head_saved_ = LmHead::plan_saved(config_, geometry, arena);
+}
+
+void Transformer::initialize(Stream& stream) {
+  if (stream.device().kind == DeviceKind::kMeta) return;
+  const RopeFrequencies rope = rope_frequencies(config_.rope, config_.head_dim, geometry_.max_length);
+  const std::int64_t half = cos_.cols();
+  const auto upload = [&](const Tensor& table, double (*function)(double)) {
+    const auto count = static_cast<std::size_t>(table.numel());
+    std::vector<double> values(count);
+    for (std::int64_t position = 0; position < table.rows(); ++position) {
+      for (std::int64_t i = 0; i < half; ++i) {
+        const double angle =
+            static_cast<double>(position) * rope.inverse_frequencies[static_cast<std::size_t>(i)];
+        values[static_cast<std::size_t>(position * half + i)] = rope.attention_scaling * function(angle);
+      }
+    }
+    if (table.dtype == DType::kF64) {
+      stream.copy_bytes(table.data, values.data(), table.bytes());
+      stream.synchronize();
+    } else {
+      const std::vector<float> narrow(values.begin(), values.end());
+      stream.copy_bytes(table.data, narrow.data(), table.bytes());
+      stream.synchronize();
+    }
+  };
+  upload(cos_, [](double x) { return std::cos(x); });
+  upload(sin_, [](double x) { return std::sin(x); });
+}
+
+TokenContext Transformer::token_context(const DeviceBatch& batch) const {
+  return TokenContext{batch.positions, batch.documents, cos_, sin_};
+}
+
+void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
+                           LayerContext& context) const {
+  const TokenContext tokens = token_context(batch);
+  embedding_.forward(batch.tokens, saved_[0].input, context);
+  Residual residual{saved_[0].input, Tensor{}};
+  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    blocks_[layer].forward(residual, saved_[layer], work_, tokens, context);
+  }
+  head_->loss(residual, batch.targets, loss_sum, nll, head_saved_, context);
+}
+
+void Transformer::forward_backward(const DeviceBatch& batch, const Tensor& loss_sum,
+                                   LayerContext& context,
+                                   const std::function<void(int)>& bucket_done) const {
+  const TokenContext tokens = token_context(batch);
+  embedding_.forward(batch.tokens, saved_[0].input, context);
+  Residual residual{saved_[0].input, Tensor{}};
+  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    blocks_[layer].forward(residual, saved_[layer], work_, tokens, context);
+  }
+  head_->loss_and_backward(residual, batch.targets, loss_sum, head_saved_, context);
+  bucket_done(head_bucket());
+  const Tensor& d = head_saved_.d;
+  for (std::size_t layer = blocks_.size(); layer-- > 0;) {
+    blocks_[layer].backward(d, saved_[layer], work_, recompute_, tokens, context);
+    bucket_done(block_bucket(static_cast<int>(layer)));
+  }
+  embedding_.backward(batch.tokens, batch.order, d, context);
+  bucket_done(embedding_bucket());
+}
+
+void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>& caches,
+                         std::int64_t cached, const Tensor& keys, std::int64_t last,
+                         const Tensor& logits, LayerContext& context) const {
+  const TokenContext tokens = token_context(batch);
+  const std::int64_t count = batch.tokens.numel();
+  const auto narrow = [count](const BlockSaved& saved) {
+    BlockSaved view = saved;
+    for (Tensor* tensor : {&view.input, &view.normed1, &view.qkv_raw, &view.qkv_rstd, &view.qkv,
+                           &view.attended, &view.middle, &view.normed2, &view.gate_up, &view.act}) {
+      if (tensor->defined()) *tensor = tensor->row_slice(0, count);
+    }
+    view.rstd1 = view.rstd1.flat_slice(0, count);
+    view.rstd2 = view.rstd2.flat_slice(0, count);
+    return view;
+  };
+  BlockWork work = work_;
+  work.delta = work_.delta.row_slice(0, count);
+  Residual residual{saved_[0].input.row_slice(0, count), Tensor{}};
+  embedding_.forward(batch.tokens, residual.x, context);
+  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    blocks_[layer].decode(residual, narrow(saved_[layer]), work, tokens, caches[layer], cached, keys,
+                          context);
+  }
+  LmHead::Saved head = head_saved_;
+  head.sum = head.sum.row_slice(0, count);
+  head.normed = head.normed.row_slice(0, count);
+  head_->logits(residual, last, logits, head, context);
+}
+
+}  // namespace tessera
