@@ -11,7 +11,13 @@ namespace tessera {
 struct ShardSegment {
   std::int64_t begin = 0;       // elements within the shard
   std::int64_t end = 0;
-  std::int64_t global_begin = 0; // element index for random numbers: the same under every layout
+  // Element e of the segment is element l = local_begin + (e - begin) of the parameter's local piece
+  // and has the global index  global_begin + (l / local_cols) * global_cols + l % local_cols,
+  // which keys its random numbers: the same under every layout.
+  std::int64_t local_begin = 0;
+  std::int64_t global_begin = 0;
+  std::int64_t local_cols = 1;
+  std::int64_t global_cols = 1;
   float lr_scale = 1.0f;
   float weight_decay = 0.0f;    // 0 for exempt parameters
   std::int32_t count_in_norm = 1; // 0: another rank counts its copy
@@ -28,7 +34,8 @@ struct SumOfSquares {
 
 // Fills StepControl's results from the reduced sum and denominator:
 //   norm = sqrt(sum) / denominator;  clip = min(1, max_grad_norm / (norm + 1e-6));
-//   grad_scale = clip / denominator. Non-finite norms clear is_finite.
+//   grad_scale = clip / denominator. A non-finite norm clears is_finite. Adds 1 to adam_step when the
+// step is applied (finite and with targets).
 struct StepControlFinish {
   Tensor control;      // u8 [sizeof(StepControl)]
   Tensor sum;          // [1] fp64
@@ -37,7 +44,9 @@ struct StepControlFinish {
 
 // One step on every element of the segments:
 //   g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
-//   p -= lr * lr_scale * (weight_decay * p + (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)).
+//   p -= lr * lr_scale * (weight_decay * p + (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)),
+// with t = StepControl::adam_step. Random bits of element with global index i and segment.stream s:
+// philox_bits(derive of control.rounding_key with seed ^ s, 4 * i + {0 weight, 1 m, 2 v}).
 // p is `master` where given (weight = p rounded to nearest), otherwise `weight` itself (bf16 is then
 // rounded stochastically). bf16 moments are rounded stochastically. Nothing changes when
 // StepControl says so (not finite, no targets).

@@ -64,7 +64,10 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
         ShardSegment segment;
         segment.begin = piece.shard_begin;
         segment.end = piece.shard_begin + piece.length;
-        segment.global_begin = extent.row_begin * extent.cols + piece.local_begin;
+        segment.local_begin = piece.local_begin;
+        segment.local_cols = extent.cols;
+        segment.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
+        segment.global_begin = extent.row_begin * segment.global_cols + extent.col_begin;
         segment.lr_scale = spec.lr_scale;
         segment.weight_decay = spec.decay ? options.weight_decay : 0.0f;
         segment.count_in_norm = extent.copy == 0 ? 1 : 0;

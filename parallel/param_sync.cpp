@@ -1,5 +1,8 @@
 #include "parallel/param_sync.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "engine/core/error.h"
 
 namespace tessera {
@@ -14,7 +17,9 @@ ParamSync::ParamSync(ParamStore& store, Stream& compute, Stream& communication)
   done_ = compute.context().make_event();
   if (copies > 1) {
     Communicator& tensor = store.mesh().tensor();
-    copies_ = tensor.split(tensor.rank() / copies, tensor.rank(), "tp copies");
+    std::vector<int> members(static_cast<std::size_t>(copies));
+    std::iota(members.begin(), members.end(), tensor.rank() / copies * copies);
+    copies_ = tensor.subgroup(members, "tp copies");
   }
 }
 
