@@ -1,0 +1,73 @@
+#include "models/model_runtime.h"
+
+#include "kernels/step_control.h"
+
+namespace tessera {
+
+ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh, const ModelConfig& config,
+                           const RuntimeOptions& options, const RuntimeMemory& memory)
+    : context_(&context),
+      mesh_(&mesh),
+      options_(options),
+      compute_(context.make_stream("compute")),
+      communication_(options.overlap ? context.make_stream("communication") : nullptr),
+      compute_scratch_(std::make_unique<ScratchStack>(*compute_, memory.compute_scratch)),
+      arena_(context, memory.arena),
+      model_(config, mesh.tensor().size(), options.sequence_parallel) {
+  if (communication_) {
+    communication_scratch_ = std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
+  }
+  params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, options.params, arena_);
+  sync_ = std::make_unique<ParamSync>(*params_, *compute_, communication_ ? *communication_ : *compute_);
+  model_.plan(options.geometry, options.recompute, options.params.trains, arena_);
+  batch_ = plan_batch(options.geometry, arena_);
+  const auto scalar = [&](const char* name, DType dtype, std::int64_t count) {
+    return arena_.allocate(name, dtype, Shape{count}, MemoryClass::kInput);
+  };
+  totals_ = scalar("totals", DType::kF64, 2);
+  sum_of_squares_ = scalar("sum of squares", DType::kF64, 1);
+  control_ = scalar("step control", DType::kU8, sizeof(StepControl));
+  nll_ = scalar("token losses", options.geometry.statistics(), options.geometry.tokens);
+  if (context.device().kind == DeviceKind::kMeta) return;
+  params_->initialize(*compute_);
+  model_.initialize(*compute_);
+  compute_->set_zero(control_.data, control_.bytes());
+  compute_->synchronize();
+}
+
+LayerContext ModelRuntime::layer_context() {
+  return LayerContext{*params_, mesh_->tensor(), *compute_, options_.sequence_parallel,
+                      options_.deterministic};
+}
+
+RuntimeMemory ModelRuntime::memory() const {
+  return RuntimeMemory{arena_.plan(), arena_.used(), compute_scratch_->high_water(),
+                       communication_scratch_ ? communication_scratch_->high_water() : 0};
+}
+
+RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape, int rank,
+                              const ModelConfig& config, const RuntimeOptions& options,
+                              const std::function<void(ModelRuntime&)>& dry_run) {
+  ContextOptions context_options;
+  context_options.planned = target;
+  const auto context = make_context(Device{DeviceKind::kMeta, 0}, context_options);
+  const ProcessMesh mesh(make_meta_communicator(rank, shape.size()), shape);
+  ModelRuntime runtime(*context, mesh, config, options, {});
+  dry_run(runtime);
+  return runtime.memory();
+}
+
+BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
+                             std::int64_t max_documents, DType compute, int tensor_size,
+                             bool sequence_parallel) {
+  BatchGeometry geometry;
+  const std::int64_t tokens = rows * sequence_length;
+  geometry.tokens = sequence_parallel ? (tokens + tensor_size - 1) / tensor_size * tensor_size : tokens;
+  geometry.local_tokens = sequence_parallel ? geometry.tokens / tensor_size : geometry.tokens;
+  geometry.max_documents = max_documents;
+  geometry.max_length = sequence_length;
+  geometry.compute = compute;
+  return geometry;
+}
+
+}  // namespace tessera

@@ -1,0 +1,90 @@
+// ModelRuntime: a Transformer with its memory and streams on one rank. Built once over the meta device it
+// measures what it needs; built over a real device it allocates exactly that.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "engine/memory/arena.h"
+#include "engine/memory/scratch.h"
+#include "models/transformer.h"
+#include "parallel/mesh.h"
+#include "parallel/param_store.h"
+#include "parallel/param_sync.h"
+
+namespace tessera {
+
+struct RuntimeOptions {
+  BatchGeometry geometry;
+  Recompute recompute = Recompute::kNone;
+  ParamStoreOptions params;
+  bool sequence_parallel = false;
+  bool deterministic = true;
+  bool overlap = true;  // a stream of its own for data-parallel communication
+};
+
+// What a rank allocates: everything planned, and the high-water mark of each stream's temporaries.
+struct RuntimeMemory {
+  MemoryPlan plan;
+  std::size_t arena = 0;
+  std::size_t compute_scratch = 0;
+  std::size_t communication_scratch = 0;
+  std::size_t total() const { return arena + compute_scratch + communication_scratch; }
+};
+
+class ModelRuntime {
+ public:
+  // On the meta device `memory` is ignored. The mesh and the context must outlive the runtime.
+  ModelRuntime(BackendContext& context, const ProcessMesh& mesh, const ModelConfig& config,
+               const RuntimeOptions& options, const RuntimeMemory& memory);
+
+  Transformer& model() { return model_; }
+  ParamStore& params() { return *params_; }
+  ParamSync& sync() { return *sync_; }
+  Stream& compute() { return *compute_; }
+  BackendContext& context() { return *context_; }
+  const ProcessMesh& mesh() const { return *mesh_; }
+  const RuntimeOptions& options() const { return options_; }
+  const DeviceBatch& batch() const { return batch_; }
+  // Scalars of a step on the device.
+  const Tensor& totals() const { return totals_; }                  // [2] fp64: summed loss, denominator
+  const Tensor& sum_of_squares() const { return sum_of_squares_; }  // [1] fp64
+  const Tensor& control() const { return control_; }                // u8: one StepControl
+  const Tensor& nll() const { return nll_; }                        // [T] loss of each token
+  Tensor loss_sum() const { return totals_.flat_slice(0, 1); }
+
+  LayerContext layer_context();
+  // What has been planned so far, with the scratch in use up to now.
+  RuntimeMemory memory() const;
+
+ private:
+  BackendContext* context_;
+  const ProcessMesh* mesh_;
+  RuntimeOptions options_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> communication_;
+  std::unique_ptr<ScratchStack> compute_scratch_;
+  std::unique_ptr<ScratchStack> communication_scratch_;
+  Arena arena_;
+  Transformer model_;
+  std::unique_ptr<ParamStore> params_;
+  std::unique_ptr<ParamSync> sync_;
+  DeviceBatch batch_;
+  Tensor totals_;
+  Tensor sum_of_squares_;
+  Tensor control_;
+  Tensor nll_;
+};
+
+// Memory of rank `rank` of a mesh: builds the runtime on the meta device, for a device with these
+// capabilities, and passes it to `dry_run`, which makes every call that the real run will make.
+RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape, int rank,
+                              const ModelConfig& config, const RuntimeOptions& options,
+                              const std::function<void(ModelRuntime&)>& dry_run);
+
+// The geometry of micro-batches of rows x sequence_length tokens in documents of at most that length.
+BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
+                             std::int64_t max_documents, DType compute, int tensor_size,
+                             bool sequence_parallel);
+
+}  // namespace tessera

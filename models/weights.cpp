@@ -1,0 +1,176 @@
+#include "models/weights.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "engine/core/error.h"
+#include "kernels/ops.h"
+
+namespace tessera {
+namespace {
+
+// Bytes of one piece on its way between file and device.
+constexpr std::int64_t kStagingBytes = std::int64_t{64} << 20;
+
+template <typename From, typename To>
+void convert(const void* from, void* to, std::int64_t count) {
+  const auto* in = static_cast<const From*>(from);
+  auto* out = static_cast<To*>(to);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<From, double> && std::is_same_v<To, double>) {
+      out[i] = in[i];
+    } else if constexpr (std::is_same_v<From, double>) {
+      out[i] = static_cast<To>(static_cast<float>(in[i]));
+    } else {
+      out[i] = static_cast<To>(static_cast<float>(in[i]));
+    }
+  }
+}
+
+template <typename From>
+void convert_from(const void* from, DType to_dtype, void* to, std::int64_t count) {
+  switch (to_dtype) {
+    case DType::kF64:
+      return convert<From, double>(from, to, count);
+    case DType::kF32:
+      return convert<From, float>(from, to, count);
+    case DType::kBF16:
+      return convert<From, bf16>(from, to, count);
+    case DType::kF16:
+      return convert<From, f16>(from, to, count);
+    default:
+      TESSERA_FAIL(ErrorKind::kInternal, "[weights] cannot convert to {}", name_of(to_dtype));
+  }
+}
+
+}  // namespace
+
+void convert_elements(const void* from, DType from_dtype, void* to, DType to_dtype, std::int64_t count) {
+  switch (from_dtype) {
+    case DType::kF64:
+      return convert_from<double>(from, to_dtype, to, count);
+    case DType::kF32:
+      return convert_from<float>(from, to_dtype, to, count);
+    case DType::kBF16:
+      return convert_from<bf16>(from, to_dtype, to, count);
+    case DType::kF16:
+      return convert_from<f16>(from, to_dtype, to, count);
+    default:
+      TESSERA_FAIL(ErrorKind::kUser, "[weights] values stored as {} cannot be loaded as weights",
+                   name_of(from_dtype));
+  }
+}
+
+namespace {
+
+// Calls visit(spec, extent, piece of the shard's exact values) for every rectangle this rank owns.
+void for_each_owned(ModelRuntime& runtime,
+                    const std::function<void(const ParamSpec&, const GlobalExtent&, const Tensor&)>& visit) {
+  ParamStore& params = runtime.params();
+  for (int b = 0; b < params.num_shards(); ++b) {
+    const ParamStore::Shard& shard = params.shard(b);
+    for (const ShardPiece& piece : shard.pieces) {
+      const auto index = static_cast<std::size_t>(piece.param);
+      const ParamSpec& spec = params.bucket(b).params[index];
+      for (const GlobalExtent& extent : global_extents(piece, params.layout(b).pieces[index].extent)) {
+        visit(spec, extent, shard.exact().flat_slice(extent.shard_begin, extent.elements()));
+      }
+    }
+  }
+}
+
+std::uint64_t name_stream(const std::string& name) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+}  // namespace
+
+void initialize_random(ModelRuntime& runtime, std::uint64_t seed) {
+  for_each_owned(runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
+    FillNormal args;
+    args.out = values.reshape(Shape{extent.rows, extent.cols});
+    args.key = derive_key(seed, RandomPurpose::kInit, 0, name_stream(spec.name));
+    args.first_row = extent.row_begin;
+    args.first_col = extent.col_begin;
+    args.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
+    args.mean = spec.init_mean;
+    args.std = spec.init_std;
+    fill_normal(args, runtime.compute());
+  });
+  refresh_weights(runtime);
+}
+
+void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder) {
+  std::vector<char> raw;
+  std::vector<char> converted;
+  for_each_owned(runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
+    const SafetensorsFolder::Entry& entry = folder.get(spec.name);
+    CHECK_USER(entry.tensor->dtype.has_value(), "[weights] {}: {} is stored as {}, which is no weight type",
+               entry.file->path().string(), spec.name, entry.tensor->stored_dtype);
+    const DType stored = *entry.tensor->dtype;
+    const bool is_vector = spec.shape.rank == 1;  // a column here, a row in the file
+    const std::int64_t rows_at_once =
+        std::max<std::int64_t>(1, kStagingBytes / (extent.cols * static_cast<std::int64_t>(size_of(DType::kF64))));
+    for (std::int64_t row = 0; row < extent.rows; row += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, extent.rows - row);
+      const std::int64_t count = rows * extent.cols;
+      TensorRectangle rectangle{extent.row_begin + row, rows, extent.col_begin, extent.cols};
+      if (is_vector) rectangle = TensorRectangle{0, 1, extent.row_begin + row, rows};
+      raw.resize(static_cast<std::size_t>(count) * size_of(stored));
+      entry.file->read_rectangle(*entry.tensor, rectangle, raw.data());
+      const Tensor target = values.flat_slice(row * extent.cols, count);
+      converted.resize(target.bytes());
+      convert_elements(raw.data(), stored, converted.data(), target.dtype, count);
+      runtime.compute().copy_bytes(target.data, converted.data(), target.bytes());
+      runtime.compute().synchronize();
+    }
+  });
+  refresh_weights(runtime);
+}
+
+void refresh_weights(ModelRuntime& runtime) {
+  ParamStore& params = runtime.params();
+  for (int b = 0; b < params.num_shards(); ++b) {
+    const ParamStore::Shard& shard = params.shard(b);
+    if (shard.master.defined()) scale(Scale{shard.master, shard.weight}, runtime.compute());
+  }
+  runtime.sync().publish();
+  runtime.compute().synchronize();
+}
+
+std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
+  std::vector<NamedState> states;
+  ParamStore& params = runtime.params();
+  const bool is_first_copy = params.shard_count() > 1 || params.mesh().data_context().rank() == 0;
+  const auto collect = [&](const std::string& prefix, const std::function<Tensor(const ParamStore::Shard&)>& get) {
+    for (int b = 0; b < params.num_shards(); ++b) {
+      const ParamStore::Shard& shard = params.shard(b);
+      const Tensor values = get(shard);
+      for (const ShardPiece& piece : shard.pieces) {
+        const auto index = static_cast<std::size_t>(piece.param);
+        const ParamSpec& spec = params.bucket(b).params[index];
+        const LocalExtent& local = params.layout(b).pieces[index].extent;
+        NamedState state;
+        state.name = prefix + spec.name;
+        state.dtype = values.dtype;
+        state.shape = spec.shape;
+        state.writes = is_first_copy && local.copy == 0;
+        for (const GlobalExtent& extent : global_extents(piece, local)) {
+          state.pieces.push_back({extent.row_begin, extent.rows, extent.col_begin, extent.cols,
+                                  values.flat_slice(extent.shard_begin, extent.elements())});
+        }
+        states.push_back(std::move(state));
+      }
+    }
+  };
+  collect("weight/", [](const ParamStore::Shard& shard) { return shard.exact(); });
+  if (params.options().trains) {
+    collect("adam_m/", [](const ParamStore::Shard& shard) { return shard.m; });
+    collect("adam_v/", [](const ParamStore::Shard& shard) { return shard.v; });
+  }
+  return states;
+}
+
+}  // namespace tessera
