@@ -35,8 +35,36 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
     message(FATAL_ERROR "TESSERA_CUDA=ON but no CUDA compiler was found (nvcc on PATH or CUDACXX)")
   endif()
 endif()
+set(TESSERA_CUDA_LIBRARIES)
+set(TESSERA_WITH_CUDNN OFF)
+set(TESSERA_WITH_NCCL OFF)
 if(TESSERA_WITH_CUDA)
-  message(STATUS "Tessera: CUDA ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
+  # Libraries beside the toolkit, from the distribution, or from pip's nvidia packages (CUDNN_ROOT,
+  # NCCL_ROOT name such a folder; their libraries carry only the versioned name).
+  find_path(CUDNN_INCLUDE cudnn.h HINTS ${CUDNN_ROOT} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDNN_ROOT} ${CUDAToolkit_LIBRARY_DIR}
+               PATH_SUFFIXES lib lib64)
+  find_path(CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/.deps/include
+            ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(NCCL_INCLUDE nccl.h HINTS ${NCCL_ROOT} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ${CUDAToolkit_LIBRARY_DIR}
+               PATH_SUFFIXES lib lib64)
+  if(CUDNN_INCLUDE AND CUDNN_LIBRARY AND CUDNN_FRONTEND_INCLUDE)
+    set(TESSERA_WITH_CUDNN ON)
+    list(APPEND TESSERA_CUDA_LIBRARIES ${CUDNN_LIBRARY})
+    set(found_cudnn "cuDNN ${CUDNN_LIBRARY}")
+  else()
+    set(found_cudnn "no cuDNN (needs cudnn.h, libcudnn and the cudnn-frontend headers in .deps/include)")
+  endif()
+  if(NCCL_INCLUDE AND NCCL_LIBRARY)
+    set(TESSERA_WITH_NCCL ON)
+    list(APPEND TESSERA_CUDA_LIBRARIES ${NCCL_LIBRARY})
+    set(found_nccl "NCCL ${NCCL_LIBRARY}")
+  else()
+    set(found_nccl "no NCCL (one GPU only)")
+  endif()
+  message(STATUS "Tessera: CUDA ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}, "
+                 "${found_cudnn}, ${found_nccl}")
 else()
   message(STATUS "Tessera: CPU-only build (no CUDA toolkit in use)")
 endif()
@@ -44,7 +72,23 @@ endif()
 add_library(tessera_options INTERFACE)
 target_include_directories(tessera_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(tessera_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
+  # GCC 12 warns of overlapping copies inside std::string (its bug 105651).
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
+if(TESSERA_WITH_CUDA)
+  target_compile_definitions(tessera_options INTERFACE TESSERA_WITH_CUDA=1
+    $<$<BOOL:${TESSERA_WITH_CUDNN}>:TESSERA_WITH_CUDNN=1> $<$<BOOL:${TESSERA_WITH_NCCL}>:TESSERA_WITH_NCCL=1>)
+  # nvcc's front end cannot evaluate fmt 9's compile-time format check; g++ checks the same headers.
+  target_compile_definitions(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=>)
+  # -lineinfo costs nothing at run time and lets profilers and compute-sanitizer name source lines.
+  target_compile_options(tessera_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
+  foreach(include IN ITEMS ${CUDNN_INCLUDE} ${CUDNN_FRONTEND_INCLUDE} ${NCCL_INCLUDE})
+    if(include AND NOT include STREQUAL "/usr/include")
+      target_include_directories(tessera_options SYSTEM INTERFACE ${include})
+    endif()
+  endforeach()
+endif()
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -g1>)
