@@ -21,9 +21,10 @@ function(tessera_layer name)
     if(ARG_CPU_ARCH)
       foreach(source IN LISTS sources)
         if(source MATCHES "/cpu/")
-          # -fno-math-errno lets loops with sqrt vectorise; results are unchanged.
+          # -fno-math-errno lets loops with sqrt vectorise; results are unchanged. Without peeling the
+          # order of a vectorised sum does not depend on the address of its operand.
           set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-            "-march=${TESSERA_CPU_ARCH};-O3;-fno-math-errno;-fopenmp-simd")
+            "-march=${TESSERA_CPU_ARCH};-O3;-fno-math-errno;-fopenmp-simd;--param=vect-max-peeling-for-alignment=0")
         endif()
       endforeach()
     endif()

@@ -3,9 +3,29 @@
 
 #include <cstdint>
 
+#include "engine/core/philox.h"
 #include "engine/core/tensor.h"
 
 namespace tessera {
+
+// 16 random bits for each value of one element that is rounded stochastically. A function of the step's
+// key, the parameter (`stream`) and the element's global index: the same under every layout and on
+// every backend. Two neighbouring elements share one Philox block.
+struct RoundingNoise {
+  std::uint32_t weight;
+  std::uint32_t m;
+  std::uint32_t v;
+};
+TESSERA_HOST_DEVICE inline PhiloxKey rounding_key_of(PhiloxKey key, std::int32_t stream) {
+  key.seed += 0x9E3779B97F4A7C15ull * (static_cast<std::uint32_t>(stream) + 1ull);
+  return key;
+}
+TESSERA_HOST_DEVICE inline RoundingNoise rounding_noise(const PhiloxKey& stream_key,
+                                                        std::uint64_t global_index) {
+  const PhiloxBlock block = philox(stream_key, global_index >> 1);
+  const std::uint32_t* words = block.v + 2 * (global_index & 1);
+  return RoundingNoise{words[0] & 0xffffu, words[0] >> 16, words[1] & 0xffffu};
+}
 
 // A run of a flat shard that belongs to one parameter. Device array; trivially copyable.
 struct ShardSegment {

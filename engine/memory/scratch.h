@@ -25,12 +25,14 @@ class ScratchStack {
   ScratchStack(const ScratchStack&) = delete;
   ScratchStack& operator=(const ScratchStack&) = delete;
 
-  // A piece of the stack, given back by its destructor; pieces nest.
+  // A piece of the stack, given back by its destructor; pieces nest. An empty one has no stack.
   class Piece {
    public:
     Piece(ScratchStack* stack, std::size_t begin, void* data, std::size_t bytes)
         : stack_(stack), begin_(begin), data_(data), bytes_(bytes) {}
-    ~Piece() { stack_->used_ = begin_; }
+    ~Piece() {
+      if (stack_ != nullptr) stack_->used_ = begin_;
+    }
     Piece(const Piece&) = delete;
     Piece& operator=(const Piece&) = delete;
     void* data() const { return data_; }

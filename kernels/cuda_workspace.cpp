@@ -1,0 +1,121 @@
+#include "kernels/cuda_workspace.h"
+
+#include <algorithm>
+
+namespace tessera::cuda {
+namespace {
+
+std::size_t compute_size(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+RowParts column_sum_parts(std::int64_t rows, std::int64_t cols, const Capabilities& target) {
+  // Enough blocks of 256 columns to fill the GPU twice, of at least 32 rows each.
+  const std::int64_t column_blocks = std::max<std::int64_t>(1, ceil_div(cols, 256));
+  const std::int64_t wanted = std::max<std::int64_t>(1, ceil_div(8 * target.sm_count, column_blocks));
+  const std::int64_t parts = std::clamp<std::int64_t>(rows / 32, 1, wanted);
+  const std::int64_t rows_per_part = std::max<std::int64_t>(1, ceil_div(rows, parts));
+  return {std::max<std::int64_t>(1, ceil_div(rows, rows_per_part)), rows_per_part};
+}
+
+std::int64_t rmsnorm_parts(std::int64_t rows, const Capabilities& target) {
+  return std::clamp<std::int64_t>(rows, 1, 2 * std::max(1, target.sm_count));
+}
+
+std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target) {
+  return std::clamp<std::int64_t>(tokens, 1, 4 * std::max(1, target.sm_count));
+}
+
+std::int64_t square_parts(std::int64_t count) {
+  return std::clamp<std::int64_t>(ceil_div(count, 16384), 1, 2048);
+}
+
+std::size_t device_scratch(const Gemm&, const Capabilities& target) { return target.gemm_workspace; }
+
+std::size_t device_scratch(const RmsNormBackward& args, const Capabilities& target) {
+  if (!args.dweight.defined()) return 0;
+  return static_cast<std::size_t>(rmsnorm_parts(args.s.rows(), target) * args.s.cols()) *
+         compute_size(args.s.dtype);
+}
+
+std::size_t device_scratch(const QkvRopeBackward& args, const Capabilities& target) {
+  if (!args.dq_norm.defined() && !args.dk_norm.defined()) return 0;
+  return static_cast<std::size_t>(qk_norm_parts(args.d.rows(), target) * 2 * args.layout.head_dim) *
+         compute_size(args.d.dtype);
+}
+
+std::size_t device_scratch(const ColumnSum& args, const Capabilities& target) {
+  const RowParts parts = column_sum_parts(args.in.rows(), args.in.cols(), target);
+  return static_cast<std::size_t>(parts.parts * args.in.cols()) * compute_size(args.in.dtype);
+}
+
+std::size_t device_scratch(const SumOfSquares& args, const Capabilities&) {
+  return static_cast<std::size_t>(square_parts(args.grad.numel())) * sizeof(double);
+}
+
+CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities&) {
+  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 8 != 0 || args.shape.head_dim > 256) return {};
+  const std::int64_t documents = args.cu_q.numel() - 1;
+  // Lengths (int32) of queries and keys; offsets (int64) of q, k, v, out and lse.
+  CudnnScratch result;
+  result.bounds = static_cast<std::size_t>(documents) * 2 * 4 + static_cast<std::size_t>(documents + 1) * 5 * 8;
+  // Counters of the persistent kernel and, without lse, a throw-away copy of it.
+  result.library = std::size_t{1} << 20;
+  return result;
+}
+
+CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities&) {
+  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 8 != 0 || args.shape.head_dim > 256) return {};
+  const std::int64_t documents = args.cu_q.numel() - 1;
+  const std::int64_t heads = args.shape.heads_q;
+  const std::int64_t group = heads / args.shape.heads_kv;
+  CudnnScratch result;
+  result.bounds = static_cast<std::size_t>(documents) * 2 * 4 + static_cast<std::size_t>(documents + 1) * 9 * 8;
+  std::int64_t library = args.q.rows() * heads * 4;  // rows of dout . out
+  if (group > 1) library += args.k.rows() * (args.dk.row_stride + args.dv.row_stride) * group * 4;
+  if (args.deterministic) {
+    // The gradient of the scores, stored so that dq is one ordered product.
+    const std::int64_t length = std::min(args.shape.max_length, args.k.rows());
+    const std::int64_t queries = std::min(args.shape.max_length, args.q.rows());
+    library += documents * heads * ceil_div(queries, 128) * 128 * ceil_div(length, 128) * 128 * 2;
+  } else {
+    library += args.q.rows() * args.dq.row_stride * 4;  // fp32 dq, added to by every key block
+  }
+  result.library = static_cast<std::size_t>(library) + (std::size_t{4} << 20);
+  return result;
+}
+
+std::size_t device_scratch(const AttentionForward& args, const Capabilities& target) {
+  const CudnnScratch cudnn = cudnn_scratch(args, target);
+  return scratch_bytes(cudnn.bounds) + scratch_bytes(cudnn.library);
+}
+
+std::size_t device_scratch(const AttentionBackward& args, const Capabilities& target) {
+  const CudnnScratch cudnn = cudnn_scratch(args, target);
+  const std::size_t plain = static_cast<std::size_t>(args.q.rows() * args.shape.heads_q) *
+                            compute_size(args.q.dtype);
+  return std::max(plain, scratch_bytes(cudnn.bounds) + scratch_bytes(cudnn.library));
+}
+
+// The rest need none.
+#define TESSERA_NO_SCRATCH(Arguments) \
+  std::size_t device_scratch(const Arguments&, const Capabilities&) { return 0; }
+TESSERA_NO_SCRATCH(EmbeddingForward)
+TESSERA_NO_SCRATCH(EmbeddingBackward)
+TESSERA_NO_SCRATCH(RmsNormForward)
+TESSERA_NO_SCRATCH(QkvRopeForward)
+TESSERA_NO_SCRATCH(SwiGluForward)
+TESSERA_NO_SCRATCH(SwiGluBackward)
+TESSERA_NO_SCRATCH(Add)
+TESSERA_NO_SCRATCH(Scale)
+TESSERA_NO_SCRATCH(SumParts)
+TESSERA_NO_SCRATCH(CrossEntropyStats)
+TESSERA_NO_SCRATCH(CrossEntropyCombine)
+TESSERA_NO_SCRATCH(CrossEntropyBackward)
+TESSERA_NO_SCRATCH(StepControlFinish)
+TESSERA_NO_SCRATCH(AdamW)
+TESSERA_NO_SCRATCH(FillNormal)
+#undef TESSERA_NO_SCRATCH
+
+}  // namespace tessera::cuda
