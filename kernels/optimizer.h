@@ -8,23 +8,23 @@
 
 namespace tessera {
 
-// 16 random bits for each value of one element that is rounded stochastically. A function of the step's
-// key, the parameter (`stream`) and the element's global index: the same under every layout and on
-// every backend. Two neighbouring elements share one Philox block.
+// Random bits for the values of one element that are rounded stochastically (the low 16 are used): a
+// function of the step's key, the parameter (`stream`) and the element's global index, so the same under
+// every layout and on every backend.
 struct RoundingNoise {
   std::uint32_t weight;
   std::uint32_t m;
   std::uint32_t v;
 };
 TESSERA_HOST_DEVICE inline PhiloxKey rounding_key_of(PhiloxKey key, std::int32_t stream) {
-  key.seed += 0x9E3779B97F4A7C15ull * (static_cast<std::uint32_t>(stream) + 1ull);
+  key.seed ^= static_cast<std::uint32_t>(stream);
   return key;
 }
+// philox_bits(stream_key, 4 * global_index + {0, 1, 2}), drawn at once.
 TESSERA_HOST_DEVICE inline RoundingNoise rounding_noise(const PhiloxKey& stream_key,
                                                         std::uint64_t global_index) {
-  const PhiloxBlock block = philox(stream_key, global_index >> 1);
-  const std::uint32_t* words = block.v + 2 * (global_index & 1);
-  return RoundingNoise{words[0] & 0xffffu, words[0] >> 16, words[1] & 0xffffu};
+  const PhiloxBlock block = philox(stream_key, global_index);
+  return RoundingNoise{block.v[0], block.v[1], block.v[2]};
 }
 
 // A run of a flat shard that belongs to one parameter. Device array; trivially copyable.
@@ -65,8 +65,7 @@ struct StepControlFinish {
 // One step on every element of the segments:
 //   g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
 //   p -= lr * lr_scale * (weight_decay * p + (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)),
-// with t = StepControl::adam_step. Random bits of element with global index i and segment.stream s:
-// philox_bits(derive of control.rounding_key with seed ^ s, 4 * i + {0 weight, 1 m, 2 v}).
+// with t = StepControl::adam_step and random bits from rounding_noise.
 // p is `master` where given (weight = p rounded to nearest), otherwise `weight` itself (bf16 is then
 // rounded stochastically). bf16 moments are rounded stochastically. Nothing changes when
 // StepControl says so (not finite, no targets).

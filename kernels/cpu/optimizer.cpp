@@ -21,6 +21,7 @@ std::span<const ShardSegment> segments_of(const char* op, const Tensor& segments
   for (const ShardSegment& s : all) {
     CHECK(s.begin >= last && s.end >= s.begin && s.end <= n,
           "[{}] segment [{}, {}) does not follow {} in a shard of {} elements", op, s.begin, s.end, last, n);
+    CHECK(s.local_cols >= 1, "[{}] segment [{}, {}) has {} columns", op, s.begin, s.end, s.local_cols);
     last = s.end;
   }
   return all;
@@ -81,12 +82,18 @@ void update_run(const AdamW& args, const AdamWStep& step, const ShardSegment& se
   if (is_noisy) {
     std::uint32_t weight_noise[kRun], m_noise[kRun], v_noise[kRun];
     const PhiloxKey key = rounding_key_of(step.rounding_key, segment.stream);
-    const auto first = static_cast<std::uint64_t>(segment.global_begin + (begin - segment.begin));
+    std::int64_t row_index = (segment.local_begin + begin - segment.begin) / segment.local_cols;
+    std::int64_t col = (segment.local_begin + begin - segment.begin) % segment.local_cols;
     for (std::int64_t i = 0; i < n; ++i) {
-      const RoundingNoise noise = rounding_noise(key, first + static_cast<std::uint64_t>(i));
+      const std::int64_t index = segment.global_begin + row_index * segment.global_cols + col;
+      const RoundingNoise noise = rounding_noise(key, static_cast<std::uint64_t>(index));
       weight_noise[i] = noise.weight;
       m_noise[i] = noise.m;
       v_noise[i] = noise.v;
+      if (++col == segment.local_cols) {
+        col = 0;
+        ++row_index;
+      }
     }
     const auto round = [&](const Tensor& t, const float* values, const std::uint32_t* noise) {
       if (t.dtype == DType::kBF16) {
@@ -148,6 +155,7 @@ void step_control_finish(const StepControlFinish& args, Stream& stream) {
     if (control.max_grad_norm > 0) clip = std::min(1.0, control.max_grad_norm / (norm + 1e-6));
     control.grad_scale =
         control.has_targets && control.is_finite ? static_cast<float>(clip / control.denominator) : 0.0f;
+    if (control.has_targets && control.is_finite) ++control.adam_step;
   });
 }
 
@@ -158,7 +166,7 @@ void adamw(const AdamW& args, Stream& stream) {
     if (control.is_finite == 0 || control.has_targets == 0) return;
     const std::int64_t n = args.grad.numel();
     const auto segments = segments_of("adamw", args.segments, n);
-    const auto t = static_cast<double>(control.adam_step + 1);
+    const auto t = static_cast<double>(control.adam_step);
     AdamWStep step{};
     step.grad_scale = control.grad_scale;
     step.beta1 = args.beta1;
