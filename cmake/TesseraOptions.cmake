@@ -79,7 +79,7 @@ if(TESSERA_WITH_CUDA)
   target_compile_definitions(tessera_options INTERFACE TESSERA_WITH_CUDA=1
     $<$<BOOL:${TESSERA_WITH_CUDNN}>:TESSERA_WITH_CUDNN=1> $<$<BOOL:${TESSERA_WITH_NCCL}>:TESSERA_WITH_NCCL=1>)
   # nvcc's front end cannot evaluate fmt 9's compile-time format check; g++ checks the same headers.
-  target_compile_definitions(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=>)
+  target_compile_definitions(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=> $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
   # -lineinfo costs nothing at run time and lets profilers and compute-sanitizer name source lines.
   target_compile_options(tessera_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)

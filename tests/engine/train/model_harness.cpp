@@ -1,0 +1,264 @@
+#include "tests/engine/train/model_harness.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "data/batch.h"
+#include "engine/train/optimizer.h"
+#include "kernels/step_control.h"
+#include "models/weights.h"
+
+namespace tessera::test {
+
+void run_thread_ranks(int size, const std::function<void(int, std::unique_ptr<Communicator>)>& body) {
+  auto communicators = make_thread_communicators(size, 120);
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::exception_ptr first;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto communicator = std::move(communicators[static_cast<std::size_t>(rank)]);
+      Communicator* group = communicator.get();
+      try {
+        body(rank, std::move(communicator));
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        if (!first) {
+          first = std::current_exception();
+          group->abort(error.what());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+std::int64_t HostBatch::target_tokens() const {
+  return std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+}
+
+HostBatch HostBatch::from_documents(const std::vector<std::vector<std::int32_t>>& documents) {
+  HostBatch batch;
+  batch.documents.push_back(0);
+  for (const auto& ids : documents) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      batch.tokens.push_back(ids[i]);
+      batch.targets.push_back(i + 1 < ids.size() ? ids[i + 1] : kIgnoredTarget);
+      batch.positions.push_back(static_cast<std::int32_t>(i));
+    }
+    batch.documents.push_back(static_cast<std::int32_t>(batch.tokens.size()));
+  }
+  return batch;
+}
+
+void upload(const HostBatch& batch, ModelRuntime& runtime) {
+  const DeviceBatch& device = runtime.batch();
+  const auto tokens = static_cast<std::size_t>(device.tokens.numel());
+  CHECK(batch.tokens.size() <= tokens, "[harness] batch of {} tokens in a geometry of {}",
+        batch.tokens.size(), tokens);
+  HostBatch padded = batch;
+  padded.tokens.resize(tokens, 0);
+  padded.targets.resize(tokens, kIgnoredTarget);
+  padded.positions.resize(tokens, 0);
+  if (padded.documents.empty()) padded.documents.push_back(0);
+  const auto bounds = static_cast<std::size_t>(device.documents.numel());
+  padded.documents.resize(bounds, padded.documents.back());
+  std::vector<std::int32_t> order;
+  sort_tokens(padded.tokens, order);
+  Stream& stream = runtime.compute();
+  const auto copy = [&](const Tensor& to, const std::vector<std::int32_t>& from) {
+    stream.copy_bytes(to.data, from.data(), to.bytes());
+  };
+  copy(device.tokens, padded.tokens);
+  copy(device.targets, padded.targets);
+  copy(device.positions, padded.positions);
+  copy(device.order, order);
+  copy(device.documents, padded.documents);
+  stream.synchronize();
+}
+
+namespace {
+
+// Adds this rank's owned pieces of `get(shard)` to the global tensors.
+void collect(ModelRuntime& runtime, const std::function<Tensor(const ParamStore::Shard&)>& get,
+             GlobalTensors& into) {
+  ParamStore& params = runtime.params();
+  for (int b = 0; b < params.num_shards(); ++b) {
+    const ParamStore::Shard& shard = params.shard(b);
+    const Tensor values = get(shard);
+    std::vector<char> raw(values.bytes());
+    runtime.compute().copy_bytes(raw.data(), values.data, raw.size());
+    runtime.compute().synchronize();
+    std::vector<double> host(static_cast<std::size_t>(values.numel()));
+    convert_elements(raw.data(), values.dtype, host.data(), DType::kF64, values.numel());
+    for (const ShardPiece& piece : shard.pieces) {
+      const auto index = static_cast<std::size_t>(piece.param);
+      const ParamSpec& spec = params.bucket(b).params[index];
+      auto& global = into[spec.name];
+      global.resize(static_cast<std::size_t>(spec.shape.numel()));
+      const std::int64_t cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
+      for (const GlobalExtent& e : global_extents(piece, params.layout(b).pieces[index].extent)) {
+        for (std::int64_t r = 0; r < e.rows; ++r) {
+          std::copy_n(host.begin() + e.shard_begin + r * e.cols, e.cols,
+                      global.begin() + (e.row_begin + r) * cols + e.col_begin);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& batches,
+                      const LoadWeights& load, double learning_rate, double max_grad_norm) {
+  std::int64_t tokens = 0;
+  std::int64_t documents = 1;
+  std::int64_t longest = 1;
+  for (const HostBatch& batch : batches) {
+    tokens = std::max<std::int64_t>(tokens, static_cast<std::int64_t>(batch.tokens.size()));
+    documents = std::max<std::int64_t>(documents, static_cast<std::int64_t>(batch.documents.size()) - 1);
+    for (const std::int32_t p : batch.positions) longest = std::max<std::int64_t>(longest, p + 1);
+  }
+  RuntimeOptions options;
+  options.geometry = batch_geometry(1, tokens, documents, setup.compute, setup.mesh.tensor,
+                                    setup.sequence_parallel);
+  options.geometry.max_length = longest;
+  options.recompute = setup.recompute;
+  options.params.compute = setup.compute;
+  options.params.gradients = setup.gradients;
+  options.params.moments = DType::kF32;
+  options.params.zero = setup.zero;
+  options.params.weight_decay = setup.weight_decay;
+  options.sequence_parallel = setup.sequence_parallel;
+  options.overlap = setup.overlap;
+
+  StepResult result;
+  std::mutex mutex;
+  run_thread_ranks(setup.mesh.size(), [&](int rank, std::unique_ptr<Communicator> world) {
+    ContextOptions context_options;
+    context_options.inline_streams = setup.inline_streams;
+    context_options.cpu_threads = setup.cpu_threads;
+    const auto context = make_context(Device{}, context_options);
+    const ProcessMesh mesh(std::move(world), setup.mesh);
+    const int dp = setup.mesh.data;
+    const auto step = [&](ModelRuntime& runtime, bool is_real) {
+      runtime.params().begin_step();
+      runtime.compute().set_zero(runtime.totals().data, runtime.totals().bytes());
+      double targets = 0;
+      const int count = (static_cast<int>(batches.size()) + dp - 1) / dp;
+      LayerContext layer = runtime.layer_context();
+      for (int i = 0; i < count; ++i) {
+        const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
+        const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
+        if (is_real) upload(batch, runtime);
+        targets += static_cast<double>(batch.target_tokens());
+        runtime.model().forward_backward(
+            runtime.batch(), runtime.loss_sum(), layer,
+            [&](int bucket) { runtime.sync().gradients_ready(bucket, i + 1 == count); });
+      }
+      runtime.compute().copy_bytes(runtime.totals().flat_slice(1, 1).data, &targets, sizeof targets);
+      runtime.compute().synchronize();
+      mesh.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+      runtime.sync().finish_gradients();
+      if (is_real) {
+        runtime.compute().synchronize();
+        const std::lock_guard lock(mutex);
+        collect(runtime, [](const ParamStore::Shard& s) { return s.gradient; }, result.gradients);
+      }
+      StepControl control;
+      control.step = 1;
+      control.learning_rate = static_cast<float>(learning_rate);
+      control.max_grad_norm = static_cast<float>(max_grad_norm);
+      runtime.compute().copy_bytes(runtime.control().data, &control, StepControl::kHostBytes);
+      runtime.compute().synchronize();
+      if (runtime.options().params.compute != DType::kF64) optimizer_step(runtime, AdamWSettings{});
+      runtime.compute().synchronize();
+    };
+    RuntimeMemory memory;
+    {
+      ContextOptions meta_options;
+      meta_options.planned = context->capabilities();
+      const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
+      const ProcessMesh meta_mesh(make_meta_communicator(rank, setup.mesh.size()), setup.mesh);
+      ModelRuntime dry(*meta, meta_mesh, setup.config, options, {});
+      LayerContext layer = dry.layer_context();
+      dry.params().begin_step();
+      dry.model().forward_backward(dry.batch(), dry.loss_sum(), layer,
+                                   [&](int bucket) { dry.sync().gradients_ready(bucket, true); });
+      if (setup.compute != DType::kF64) optimizer_step(dry, AdamWSettings{});
+      memory = dry.memory();
+    }
+    ModelRuntime runtime(*context, mesh, setup.config, options, memory);
+    load(runtime);
+    step(runtime, true);
+    const std::lock_guard lock(mutex);
+    collect(runtime, [](const ParamStore::Shard& s) { return s.exact(); }, result.weights);
+    if (rank == 0) {
+      double totals[2];
+      std::memcpy(totals, runtime.totals().data, sizeof totals);
+      StepControl control;
+      std::memcpy(&control, runtime.control().data, sizeof control);
+      result.loss_sum = totals[0];
+      result.target_tokens = totals[1];
+      result.grad_norm = control.grad_norm;
+    }
+  });
+  return result;
+}
+
+GlobalTensors random_weights(const ModelConfig& config, std::uint64_t seed, double std) {
+  GlobalTensors weights;
+  const Transformer model(config, 1, false);
+  std::uint64_t stream = 0;
+  for (const BucketSpec& bucket : model.registry().buckets()) {
+    for (const ParamSpec& spec : bucket.params) {
+      auto& values = weights[spec.name];
+      values.resize(static_cast<std::size_t>(spec.shape.numel()));
+      const PhiloxKey key = derive_key(seed, RandomPurpose::kSynthetic, 0, ++stream);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = spec.init_mean + std * static_cast<double>(philox_normal(key, i));
+      }
+    }
+  }
+  return weights;
+}
+
+void set_weights(ModelRuntime& runtime, const GlobalTensors& weights) {
+  ParamStore& params = runtime.params();
+  for (int b = 0; b < params.num_shards(); ++b) {
+    const ParamStore::Shard& shard = params.shard(b);
+    for (const ShardPiece& piece : shard.pieces) {
+      const auto index = static_cast<std::size_t>(piece.param);
+      const ParamSpec& spec = params.bucket(b).params[index];
+      const auto& global = weights.at(spec.name);
+      const std::int64_t cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
+      for (const GlobalExtent& e : global_extents(piece, params.layout(b).pieces[index].extent)) {
+        std::vector<double> values;
+        for (std::int64_t r = 0; r < e.rows; ++r) {
+          const auto begin = global.begin() + (e.row_begin + r) * cols + e.col_begin;
+          values.insert(values.end(), begin, begin + e.cols);
+        }
+        const Tensor target = shard.exact().flat_slice(e.shard_begin, e.elements());
+        std::vector<char> converted(target.bytes());
+        convert_elements(values.data(), DType::kF64, converted.data(), target.dtype, e.elements());
+        runtime.compute().copy_bytes(target.data, converted.data(), target.bytes());
+        runtime.compute().synchronize();
+      }
+    }
+  }
+  refresh_weights(runtime);
+}
+
+double norm_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double v : values) sum += v * v;
+  return std::sqrt(sum);
+}
+
+}  // namespace tessera::test
