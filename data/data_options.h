@@ -58,10 +58,11 @@ struct DataOptions {
 
   void visit(FieldVisitor& v) {
     v.list("train", train, "Sources that are trained on", {.shorthand = "path"});
-    v.list("eval", eval, "Sources that are evaluated on", {.shorthand = "path"});
+    v.list("eval", eval, "Sources that are evaluated on",
+           {.free_on_resume = true, .shorthand = "path"});
     v.field("eval_fraction", eval_fraction,
-            "Part of `train` held out for evaluation when `eval` is empty: records, or the end of "
-            "each text file",
+            "Part of `train` held out for evaluation when `eval` is empty: whole records, or the end "
+            "of each text where there are few",
             {.aliases = {"val_set_size", "val_size", "split_dataset_ratio"},
              .at_least = 0,
              .below = 1});
@@ -82,7 +83,7 @@ struct DataOptions {
     v.field("cache_dir", cache_dir,
             "Where prepared data is kept; empty: ~/.cache/tessera. Shared storage prepares once for "
             "all nodes",
-            {.aliases = {"dataset_prepared_path"}, .is_path = true});
+            {.aliases = {"dataset_prepared_path"}, .free_on_resume = true, .is_path = true});
   }
 };
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -41,7 +42,10 @@ class PlainStream : public ByteStream {
   std::size_t read(char* out, std::size_t size) override {
     while (true) {
       const ssize_t got = ::read(fd_, out, size);
-      if (got >= 0) return static_cast<std::size_t>(got);
+      if (got >= 0) {
+        position_ += got;
+        return static_cast<std::size_t>(got);
+      }
       if (errno == EINTR) continue;
       CHECK_USER(errno != EISDIR, "[data] {} is a folder, expected a file", path_.string());
       TESSERA_FAIL(ErrorKind::kTransient, "[data] reading {} failed: {}", path_.string(),
@@ -49,9 +53,12 @@ class PlainStream : public ByteStream {
     }
   }
 
+  std::int64_t stored_position() const override { return position_; }
+
  private:
   std::filesystem::path path_;
   int fd_ = -1;
+  std::int64_t position_ = 0;
 };
 
 #if TESSERA_WITH_ZLIB
@@ -92,6 +99,7 @@ class GzipStream : public ByteStream {
     }
     return wanted - state_.avail_out;
   }
+  std::int64_t stored_position() const override { return file_.stored_position(); }
 
  private:
   std::filesystem::path path_;
@@ -130,6 +138,7 @@ class ZstdStream : public ByteStream {
     }
     return produced.pos;
   }
+  std::int64_t stored_position() const override { return file_.stored_position(); }
 
  private:
   std::filesystem::path path_;

@@ -13,6 +13,8 @@ class ByteStream {
   // Up to `size` bytes; 0 only at the end. Throws kTransient for failed reads and kUser for damaged
   // or truncated compressed data.
   virtual std::size_t read(char* out, std::size_t size) = 0;
+  // Bytes of the file consumed so far: for progress, also of compressed files.
+  virtual std::int64_t stored_position() const = 0;
 };
 
 enum class Compression { kNone, kGzip, kZstd };

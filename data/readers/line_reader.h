@@ -26,7 +26,7 @@ class LineReader {
   bool is_continued() const { return continued_; }    // the line just read is not complete
   bool had_newline() const { return had_newline_; }   // false for a last line without one
   std::int64_t line_number() const { return line_; }  // of the line just read, from 1 at `begin`
-  std::int64_t position() const { return position_; } // decoded bytes consumed, from `begin`
+  std::int64_t stored_position() const { return stream_->stored_position(); }
 
  private:
   bool fill();  // more bytes into the empty buffer
@@ -35,7 +35,7 @@ class LineReader {
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;
   std::size_t next_ = 0;
-  std::int64_t position_ = 0;
+  std::int64_t position_ = 0;        // bytes consumed, from `begin`
   std::int64_t length_ = kToEnd;  // lines start before this position
   std::int64_t line_ = 0;
   bool continued_ = false;

@@ -38,7 +38,7 @@ class LineRecords : public RecordReader {
     }
     return false;
   }
-  std::int64_t position() const override { return lines_.position(); }
+  std::int64_t position() const override { return lines_.stored_position(); }
 
  private:
   FileRange range_;
@@ -89,7 +89,7 @@ class TextRecords : public RecordReader {
     if (is_blank(record.bytes) && at_document_start_) return false;
     return end_document(record);
   }
-  std::int64_t position() const override { return lines_.position(); }
+  std::int64_t position() const override { return lines_.stored_position(); }
 
  private:
   // A line with its end into pending_, unless something is left there.
@@ -173,7 +173,7 @@ class ObjectRecords : public RecordReader {
     read_element(record, c);
     return true;
   }
-  std::int64_t position() const override { return lines_.position(); }
+  std::int64_t position() const override { return lines_.stored_position(); }
 
  private:
   std::string here() { return place_of(range_, lines_.line_number()); }

@@ -30,7 +30,7 @@ class RecordReader {
  public:
   virtual ~RecordReader() = default;
   virtual bool next(RawRecord& record) = 0;  // false at the end
-  virtual std::int64_t position() const = 0; // decoded bytes read so far, for progress
+  virtual std::int64_t position() const = 0;  // stored bytes read so far, for progress
 };
 
 // Texts longer than `max_piece` bytes come in pieces.
