@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/attention_plan.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -57,7 +58,7 @@ void check(const AttentionForward& args) {
 }
 
 std::size_t workspace(const AttentionForward& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
   return cpu::AttentionPlan::forward(args, target.cpu_threads).bytes();
 }
 
@@ -99,7 +100,7 @@ void check(const AttentionBackward& args) {
 }
 
 std::size_t workspace(const AttentionBackward& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
   return cpu::AttentionPlan::backward(args, target.cpu_threads).bytes();
 }
 

@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_pieces.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -49,7 +50,7 @@ void check(const ColumnSum& args) {
 }
 
 std::size_t workspace(const ColumnSum& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
   return static_cast<std::size_t>(cpu::RowPieces::of(args.in.rows()).count * args.in.cols()) *
          size_of(compute_dtype(args.in.dtype));
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/gemm_plan.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -34,7 +35,7 @@ void check(const Gemm& args) {
 }
 
 std::size_t workspace(const Gemm& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
   return cpu::GemmPlan::of(args, target.cpu_threads).bytes();
 }
 

@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/optimizer_plan.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -46,7 +47,7 @@ void check(const SumOfSquares& args) {
 }
 
 std::size_t workspace(const SumOfSquares& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
   return static_cast<std::size_t>(cpu::flat_blocks(args.grad.numel())) * sizeof(double);
 }
 

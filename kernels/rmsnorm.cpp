@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_pieces.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -67,7 +68,8 @@ void check(const RmsNormBackward& args) {
 }
 
 std::size_t workspace(const RmsNormBackward& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu || !args.dweight.defined()) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
+  if (!args.dweight.defined()) return 0;
   return static_cast<std::size_t>(cpu::RowPieces::of(args.dout.rows()).count * args.dout.cols()) *
          size_of(compute_dtype(args.dout.dtype));
 }

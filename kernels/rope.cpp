@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_pieces.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
 
 namespace tessera {
@@ -101,7 +102,8 @@ void check(const QkvRopeBackward& args) {
 }
 
 std::size_t workspace(const QkvRopeBackward& args, const Capabilities& target) {
-  if (target.target != DeviceKind::kCpu || !args.q_norm.defined()) return 0;
+  if (target.target == DeviceKind::kCuda) return cuda::device_scratch(args, target);
+  if (!args.q_norm.defined()) return 0;
   // Per piece of rows: the sums of dq_norm and dk_norm, and one head's rotated gradient.
   return static_cast<std::size_t>(cpu::RowPieces::of(args.d.rows()).count * 3 * args.layout.head_dim) *
          size_of(compute_dtype(args.d.dtype));

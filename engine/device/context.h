@@ -38,6 +38,9 @@ struct ContextOptions {
   bool inline_streams = true;
   // meta: the capabilities being planned for.
   Capabilities planned;
+  // cuda: time the algorithms that cuBLASLt proposes for a shape at its first product and keep the
+  // fastest. Off: its first proposal. See kernels/gemm_choices.h for keeping choices between runs.
+  bool autotune_gemm = false;
 };
 
 class BackendContext {

@@ -1,0 +1,184 @@
+#include "engine/device/cuda/cuda_context.h"
+
+#include "engine/core/error.h"
+#include "engine/device/cuda/cuda_check.h"
+
+namespace tessera::cuda {
+namespace {
+
+// What cuBLASLt may use on Hopper for its split-K and stream-K kernels.
+constexpr std::size_t kGemmWorkspace = std::size_t{64} << 20;
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+  return value;
+}
+
+Capabilities query_capabilities(int index) {
+  const int count = device_count();
+  CHECK_USER(index >= 0 && index < count,
+             "[device] cuda:{} was asked for but {} GPU{} can be used here; check CUDA_VISIBLE_DEVICES "
+             "and nvidia-smi, or use run.device: cpu",
+             index, count, count == 1 ? "" : "s");
+  Capabilities result;
+  result.target = DeviceKind::kCuda;
+  result.sm_arch = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
+                   attribute(cudaDevAttrComputeCapabilityMinor, index);
+  result.sm_count = attribute(cudaDevAttrMultiProcessorCount, index);
+  result.gemm_workspace = kGemmWorkspace;
+  return result;
+}
+
+const char* name_of(MemoryKind kind) {
+  return kind == MemoryKind::kPinnedHost ? "pinned host" : "GPU";
+}
+
+}  // namespace
+
+CudaContext::CudaContext(int index, const ContextOptions& options)
+    : BackendContext(Device{DeviceKind::kCuda, index}, query_capabilities(index)), options_(options) {
+  make_current();
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  gpu_name_ = properties.name;
+  shared_memory_limit_ = properties.sharedMemPerBlockOptin;
+}
+
+CudaContext::~CudaContext() {
+  cudaSetDevice(device_.index);
+  extensions_.clear();
+}
+
+void CudaContext::make_current() const { CUDA_CHECK(cudaSetDevice(device_.index)); }
+
+void* CudaContext::allocate(std::size_t bytes, MemoryKind kind) {
+  if (bytes == 0) return nullptr;
+  make_current();
+  void* data = nullptr;
+  const cudaError_t status = kind == MemoryKind::kPinnedHost
+                                 ? cudaHostAlloc(&data, bytes, cudaHostAllocPortable)
+                                 : cudaMalloc(&data, bytes);
+  if (status == cudaSuccess) return data;
+  cudaGetLastError();
+  if (status != cudaErrorMemoryAllocation) fail_cuda(status, "cudaMalloc");
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  if (kind == MemoryKind::kPinnedHost || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    TESSERA_FAIL(ErrorKind::kAnswerNo, "[memory] {} bytes of {} memory could not be allocated", bytes,
+                 name_of(kind));
+  }
+  TESSERA_FAIL(ErrorKind::kAnswerNo,
+               "[memory] cuda:{} has {} of {} bytes free, {} are wanted; use a smaller micro-batch, "
+               "memory.recompute: full, or more parallelism",
+               device_.index, free_bytes, total_bytes, bytes);
+}
+
+void CudaContext::release(void* data, std::size_t, MemoryKind kind) noexcept {
+  cudaSetDevice(device_.index);
+  if (kind == MemoryKind::kPinnedHost) {
+    cudaFreeHost(data);
+  } else {
+    cudaFree(data);
+  }
+}
+
+std::unique_ptr<Stream> CudaContext::make_stream(const std::string& name) {
+  return std::make_unique<CudaStream>(*this, name);
+}
+
+std::unique_ptr<Event> CudaContext::make_event() { return std::make_unique<CudaEvent>(*this); }
+
+CudaEvent::CudaEvent(CudaContext& context) : context_(&context) {
+  context.make_current();
+  CUDA_CHECK(cudaEventCreate(&event_));
+}
+
+CudaEvent::~CudaEvent() {
+  cudaSetDevice(context_->device().index);
+  cudaEventDestroy(event_);
+}
+
+void CudaEvent::synchronize() {
+  context_->make_current();
+  CUDA_CHECK(cudaEventSynchronize(event_));
+}
+
+bool CudaEvent::is_done() const {
+  context_->make_current();
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  CUDA_CHECK(status);
+  return true;
+}
+
+double CudaEvent::milliseconds_since(const Event& start) const {
+  context_->make_current();
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(start).event_, event_));
+  return milliseconds;
+}
+
+CudaStream::CudaStream(CudaContext& context, std::string name)
+    : Stream(&context, std::move(name)), cuda_context_(&context) {
+  context.make_current();
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+
+CudaStream::~CudaStream() {
+  cudaSetDevice(cuda_context_->device().index);
+  cudaStreamSynchronize(stream_);
+  extensions_.clear();
+  cudaStreamDestroy(stream_);
+}
+
+void CudaStream::record(Event& event) {
+  cuda_context_->make_current();
+  CUDA_CHECK(cudaEventRecord(static_cast<CudaEvent&>(event).native(), stream_));
+}
+
+void CudaStream::wait(const Event& event) {
+  cuda_context_->make_current();
+  CUDA_CHECK(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).native(), 0));
+}
+
+void CudaStream::synchronize() {
+  cuda_context_->make_current();
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+void CudaStream::copy_bytes(void* dst, const void* src, std::size_t bytes) {
+  if (bytes == 0) return;
+  cuda_context_->make_current();
+  CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_));
+}
+
+void CudaStream::set_zero(void* dst, std::size_t bytes) {
+  if (bytes == 0) return;
+  cuda_context_->make_current();
+  CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, stream_));
+}
+
+cudaStream_t native(Stream& stream) {
+  CudaStream& cuda_stream = as_cuda(stream);
+  cuda_stream.cuda_context().make_current();
+  return cuda_stream.native();
+}
+
+std::unique_ptr<BackendContext> make_context(int index, const ContextOptions& options) {
+  return std::make_unique<CudaContext>(index, options);
+}
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,44 @@
+// Scratch of the CUDA backend's ops, as functions of shapes and capabilities alone: a run can be planned
+// on a machine without a GPU. The kernels size their pieces with the same functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace tessera::cuda {
+
+// Total scratch bytes of an op on a CUDA device with these capabilities.
+#define TESSERA_DECLARE_CUDA_WORKSPACE(function, Arguments) \
+  std::size_t device_scratch(const Arguments& args, const Capabilities& target);
+TESSERA_OPS(TESSERA_DECLARE_CUDA_WORKSPACE)
+#undef TESSERA_DECLARE_CUDA_WORKSPACE
+
+// Scratch pieces start at multiples of 256 bytes.
+constexpr std::size_t scratch_bytes(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Rows of partial sums that column_sum leaves; the row pieces are equal but the last.
+struct RowParts {
+  std::int64_t parts = 0;
+  std::int64_t rows_per_part = 0;
+};
+RowParts column_sum_parts(std::int64_t rows, std::int64_t cols, const Capabilities& target);
+
+// Blocks of the backward norms, each with one row of partial weight gradients.
+std::int64_t rmsnorm_parts(std::int64_t rows, const Capabilities& target);
+std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target);
+
+// Partial sums of sum_of_squares: independent of the device.
+std::int64_t square_parts(std::int64_t count);
+
+// Scratch of the cuDNN attention paths: the bounds and offsets of documents, and the library's own
+// workspace. Zero where the path does not apply (dtype, head size).
+struct CudnnScratch {
+  std::size_t bounds = 0;
+  std::size_t library = 0;
+};
+CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities& target);
+CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities& target);
+
+}  // namespace tessera::cuda
