@@ -43,13 +43,14 @@ struct FieldOptions {
   std::vector<std::pair<std::string, std::string>> value_aliases = {};
   // A word for an unset std::optional, read and written in place of null: "auto".
   std::string unset_word = {};
-  std::string unit = {};  // shown in the documentation: "duration", "size"
+  std::string unit = {};  // of text: "duration" (90s, 1h30m) or "size" (40GiB); checked when read
   // Bounds of a number, or of every number in a list.
   double at_least = -std::numeric_limits<double>::infinity();
   double at_most = std::numeric_limits<double>::infinity();
   double above = -std::numeric_limits<double>::infinity();
   double below = std::numeric_limits<double>::infinity();
-  bool free_on_resume = false;  // may differ from the checkpoint's configuration
+  // May differ from the checkpoint's configuration; of a list, everything in it may.
+  bool free_on_resume = false;
   bool is_path = false;         // ~ and ${VAR} expand
   // Of a list of structs: an item written as a plain value sets this field of the item.
   std::string shorthand = {};
@@ -125,11 +126,17 @@ struct ConfigMistake {
   std::string text;
 };
 
+// Where a key was given: "run.yaml:14" or "--set", and its place among the messages.
+struct ConfigPlace {
+  std::string where;
+  std::int64_t order = 0;
+};
+
 struct ConfigReading {
   std::vector<ConfigMistake> mistakes;
   std::vector<std::string> notes;  // a line for each alias translated to its canonical name
-  // Canonical dotted name -> place, for every key that the file or an override gave.
-  std::map<std::string, std::string> places;
+  // Canonical dotted name ("data.train[0].path") -> place, for every key that the file or an override gave.
+  std::map<std::string, ConfigPlace> places;
   // Canonical names whose value could not be read, so that later checks do not complain about them.
   std::set<std::string> unreadable;
 };
@@ -142,7 +149,7 @@ struct ConfigReading {
 ConfigReading collect_config(const ConfigNode& root, const VisitFunction& visit,
                              const std::map<std::string, std::string>& refused = {});
 
-// Throws one kUser error with a "[config] ..." line per mistake, in file order; returns if none.
+// Throws one kUser error with a "[config] ..." line for each mistake, in file order; returns if none.
 void throw_config_mistakes(std::vector<ConfigMistake> mistakes);
 
 // collect_config that throws at mistakes.

@@ -165,6 +165,12 @@ class ValueReader {
       text = *expanded;
       if (text.find('\0') != std::string::npos) return "holds a NUL byte; a path cannot";
     }
+    if (options_.unit == "duration" && !parse_duration(text)) {
+      return fmt::format("is {}; write a duration such as 90s, 10m, 1h30m or 01:30:00", shown(node));
+    }
+    if (options_.unit == "size" && !parse_bytes(text)) {
+      return fmt::format("is {}; write a size such as 512MiB or 40GiB", shown(node));
+    }
     value = std::move(text);
     return {};
   }
@@ -273,7 +279,7 @@ class ConfigReader final : public FieldVisitor {
     const std::string name = join_path(path_, field.name);
     const ConfigNode* node = take(field.name, field.options.aliases);
     if (node == nullptr) return;
-    context_.reading.places[name] = node->where;
+    context_.reading.places[name] = {node->where, node->order};
     const Problem problem = std::visit(ValueReader(*node, field.options), field.value);
     if (problem.empty()) return;
     context_.mistake(*node, fmt::format("{} {}", name, problem));
@@ -299,7 +305,7 @@ class ConfigReader final : public FieldVisitor {
     const std::string path = join_path(path_, name);
     const ConfigNode* node = take(name, options.aliases);
     if (node == nullptr) return;
-    context_.reading.places[path] = node->where;
+    context_.reading.places[path] = {node->where, node->order};
     if (node->kind == Kind::kNull) {
       resize(0);
       return;

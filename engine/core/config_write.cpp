@@ -174,6 +174,20 @@ class ConfigWriter final : public FieldVisitor {
   }
 
  private:
+  static std::vector<std::string> wrap(const std::string& text, std::size_t width) {
+    std::vector<std::string> lines;
+    std::size_t begin = 0;
+    while (text.size() - begin > width) {
+      std::size_t cut = text.rfind(' ', begin + width);
+      if (cut == std::string::npos || cut <= begin) cut = text.find(' ', begin);
+      if (cut == std::string::npos) break;
+      lines.push_back(text.substr(begin, cut - begin));
+      begin = cut + 1;
+    }
+    lines.push_back(text.substr(begin));
+    return lines;
+  }
+
   static bool has_active_line(const std::string& text) {
     std::size_t begin = 0;
     while (begin < text.size()) {
@@ -191,7 +205,10 @@ class ConfigWriter final : public FieldVisitor {
     } else if (indent.size() + content.size() + help.size() + 4 <= 100) {
       text_ += fmt::format("{}{:<{}}  # {}\n", indent, content, std::max(0, 28 - indent_), help);
     } else {
-      text_ += fmt::format("{}# {}\n{}{}\n", indent, help, indent, content);
+      for (const std::string& part : wrap(help, 96 - indent.size())) {
+        text_ += fmt::format("{}# {}\n", indent, part);
+      }
+      text_ += fmt::format("{}{}\n", indent, content);
     }
   }
 
@@ -202,8 +219,8 @@ class ConfigWriter final : public FieldVisitor {
 
 class FieldLister final : public FieldVisitor {
  public:
-  FieldLister(std::string prefix, bool describe, std::vector<FieldRecord>& records)
-      : prefix_(std::move(prefix)), describe_(describe), records_(records) {}
+  FieldLister(std::string prefix, bool describe, bool all_free, std::vector<FieldRecord>& records)
+      : prefix_(std::move(prefix)), describe_(describe), all_free_(all_free), records_(records) {}
 
  protected:
   void on_field(const Field& field) override {
@@ -213,27 +230,29 @@ class FieldLister final : public FieldVisitor {
     record.value = std::visit(ValueWriter{field.options}, field.value);
     record.help = field.help;
     record.options = field.options;
+    record.options.free_on_resume |= all_free_;
     records_.push_back(std::move(record));
   }
 
   void on_section(const char* name, const char* help, const VisitMembers& visit) override {
     if (describe_) add(FieldRecord::Kind::kSection, name, "section", help, {});
-    FieldLister members(prefix_ + name + ".", describe_, records_);
+    FieldLister members(prefix_ + name + ".", describe_, all_free_, records_);
     visit(members);
   }
 
   void on_list(const char* name, const char* help, const FieldOptions& options, std::size_t size,
                const ResizeList& resize, const VisitItem& visit_item) override {
+    const bool free = all_free_ || options.free_on_resume;
     if (!describe_) {
       for (std::size_t i = 0; i < size; ++i) {
-        FieldLister item(fmt::format("{}{}[{}].", prefix_, name, i), describe_, records_);
+        FieldLister item(fmt::format("{}{}[{}].", prefix_, name, i), describe_, free, records_);
         visit_item(i, item);
       }
       return;
     }
     add(FieldRecord::Kind::kList, name, "list", help, options);
     if (size == 0) resize(1);
-    FieldLister item(fmt::format("{}{}[].", prefix_, name), describe_, records_);
+    FieldLister item(fmt::format("{}{}[].", prefix_, name), describe_, free, records_);
     visit_item(0, item);
     if (size == 0) resize(0);
   }
@@ -246,6 +265,7 @@ class FieldLister final : public FieldVisitor {
 
   std::string prefix_;
   bool describe_;
+  bool all_free_;  // inside a list that is free on resume
   std::vector<FieldRecord>& records_;
 };
 
@@ -259,14 +279,14 @@ std::string write_config(const VisitFunction& visit, bool with_help) {
 
 std::vector<FieldRecord> list_fields(const VisitFunction& visit) {
   std::vector<FieldRecord> records;
-  FieldLister lister("", false, records);
+  FieldLister lister("", false, false, records);
   visit(lister);
   return records;
 }
 
 std::vector<FieldRecord> describe_fields(const VisitFunction& visit) {
   std::vector<FieldRecord> records;
-  FieldLister lister("", true, records);
+  FieldLister lister("", true, false, records);
   visit(lister);
   return records;
 }

@@ -62,6 +62,8 @@ struct Example {
   std::vector<Source> train;
   std::string dir = "runs";
   std::optional<std::string> cache;
+  std::optional<std::string> time_limit;
+  std::optional<std::string> memory;
 
   void visit(FieldVisitor& v) {
     v.section("parallel", parallel, "Layout");
@@ -69,6 +71,8 @@ struct Example {
     v.list("train", train, "Sources", {.shorthand = "path"});
     v.field("dir", dir, "Folder", {.is_path = true});
     v.field("cache", cache, "Cache");
+    v.field("time_limit", time_limit, "Time", {.unit = "duration"});
+    v.field("memory", memory, "Memory", {.unit = "size"});
   }
 };
 
@@ -194,7 +198,7 @@ TEST(Config, MisplacedKeysAreShownTheirSection) {
             "[config] run.yaml:1 parallel.lr is not a key of parallel; did you mean optimizer.learning_rate?");
   EXPECT_EQ(message_of("zebra: 1\n"),
             "[config] run.yaml:1 zebra is not a section of the configuration; its sections are parallel, "
-            "optimizer, train, dir, cache");
+            "optimizer, train, dir, cache, time_limit, memory");
 }
 
 TEST(Config, AliasesAreTranslatedAndNoted) {
@@ -204,7 +208,7 @@ TEST(Config, AliasesAreTranslatedAndNoted) {
   EXPECT_EQ(e.optimizer.learning_rate, 2e-4);
   EXPECT_EQ(e.optimizer.name, "adamw");
   EXPECT_EQ(reading.notes, std::vector<std::string>{"run.yaml:2 optimizer.lr is read as optimizer.learning_rate"});
-  EXPECT_EQ(reading.places.at("optimizer.learning_rate"), "run.yaml:2");
+  EXPECT_EQ(reading.places.at("optimizer.learning_rate").where, "run.yaml:2");
   EXPECT_FALSE(reading.places.contains("optimizer.betas"));
 }
 
@@ -272,6 +276,11 @@ TEST(Config, WrongTypesAreNamed) {
       {"dir: {a: 1}", "dir is a map; write text, in quotes if it holds \": \" or begins with { or ["},
       {"train: [{columns: [a]}]", "train[0].columns is a list; write a map, {name: value}"},
       {"train: [{columns: {a: [b]}}]", "train[0].columns has an entry a that is a list; write text"},
+      {"time_limit: soon", "time_limit is soon; write a duration such as 90s, 10m, 1h30m or 01:30:00"},
+      {"time_limit: 1h30m", ""},
+      {"time_limit: 3600", ""},
+      {"memory: 40X", "memory is 40X; write a size such as 512MiB or 40GiB"},
+      {"memory: 40GiB", ""},
       {"train: [null]", "train[0] is empty; write a map of its keys, or just its path"},
   };
   for (const auto& [text, expected] : cases) {
@@ -435,7 +444,7 @@ TEST(Config, ReadsFiles) {
   const ConfigReading reading = read_config(parse_config_file(path.string()), visitor_of(e));
   std::filesystem::remove(path);
   EXPECT_EQ(e.dir, "here");
-  EXPECT_EQ(reading.places.at("dir"), path.string() + ":1");
+  EXPECT_EQ(reading.places.at("dir").where, path.string() + ":1");
 }
 
 TEST(Config, PathsExpandHomeAndVariables) {
@@ -472,7 +481,7 @@ TEST(ConfigOverride, ReplacesAndAdds) {
   EXPECT_EQ(e.parallel.tensor, 8);
   EXPECT_EQ(e.train[1].weight, 4);
   EXPECT_EQ(e.train[0].weight, 1);
-  EXPECT_EQ(reading.places.at("parallel.tensor"), "--set");
+  EXPECT_EQ(reading.places.at("parallel.tensor").where, "--set");
 }
 
 TEST(ConfigOverride, LaterAliasBeatsEarlierName) {
@@ -590,7 +599,7 @@ TEST(ConfigList, ListsFieldsWithValuesAndDescribesListsByOneItem) {
       "optimizer.learning_rate=1e-4", "optimizer.betas=[0.9, 0.95]", "optimizer.warmup_steps=",
       "optimizer.skip=[norm]", "optimizer.fused=true", "optimizer.clip=", "train[0].path=a",
       "train[0].weight=1.0", "train[0].columns={}", "train[1].path=b", "train[1].weight=1.0",
-      "train[1].columns={}", "dir=runs", "cache="};
+      "train[1].columns={}", "dir=runs", "cache=", "time_limit=", "memory="};
   EXPECT_EQ(names, expected);
 
   Example empty;

@@ -1,0 +1,66 @@
+#include "engine/train/availability.h"
+
+#include <fmt/format.h>
+
+namespace tessera {
+
+const std::map<std::string, std::string>& unavailable_keys() {
+  static const std::map<std::string, std::string> kKeys = {
+      {"adapter", "is not available in this version: it trains all weights, without LoRA adapters"},
+      {"dpo", "is not available in this version: train.stage dpo is not"},
+      {"precision.fp8_gradients", "is not available in this version: FP8 training is not"},
+      {"precision.keep_bf16", "is not available in this version: FP8 training is not"},
+      {"parallel.pipeline_schedule", "is not available in this version: pipeline parallelism is not"},
+      {"parallel.virtual_stages", "is not available in this version: pipeline parallelism is not"},
+      {"parallel.shard_group", "is not available in this version: optimizer states are sharded over all "
+                               "data-parallel ranks"},
+      {"memory.offload", "is not available in this version: all state stays on its device"},
+      {"data.train_on", "is not available in this version: conversations are not"},
+      {"data.chat_template", "is not available in this version: conversations are not"},
+      {"data.template_args", "is not available in this version: conversations are not"},
+      {"checkpoint.local_dir", "is not available in this version: checkpoints are written to "
+                               "checkpoint.dir directly"},
+      // Scalars of other tools that are part of a list here.
+      {"optimizer.adam_beta1", "is written as the first of optimizer.betas: [0.9, 0.95]"},
+      {"optimizer.adam_beta2", "is written as the second of optimizer.betas: [0.9, 0.95]"},
+      {"optimizer.beta1", "is written as the first of optimizer.betas: [0.9, 0.95]"},
+      {"optimizer.beta2", "is written as the second of optimizer.betas: [0.9, 0.95]"},
+      {"optimizer.min_lr", "is written as a part of the peak, schedule.min_lr_ratio"},
+      {"schedule.min_lr", "is written as a part of the peak, schedule.min_lr_ratio"},
+      {"precision.bf16", "is written precision.compute: bf16"},
+      {"precision.fp16", "is not available: precision.compute is bf16 or fp32"},
+  };
+  return kKeys;
+}
+
+std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
+  std::vector<UnavailableValue> found;
+  auto refuse = [&found](bool condition, const char* key, std::string message) {
+    if (condition) found.push_back({key, std::move(message)});
+  };
+  const std::string& stage = config.train.stage;
+  refuse(stage != "pretrain", "train.stage",
+         fmt::format("is {}, which is not available in this version; write pretrain", stage));
+  const std::string& quantization = config.model.quantization;
+  refuse(quantization != "auto" && quantization != "none", "model.quantization",
+         fmt::format("is {}, which is not available in this version; write auto or none", quantization));
+  refuse(config.precision.fp8 != "none", "precision.fp8",
+         fmt::format("is {}; FP8 training is not available in this version; write none",
+                     config.precision.fp8));
+  refuse(config.parallel.pipeline > 1, "parallel.pipeline",
+         fmt::format("is {}; pipeline parallelism is not available in this version; write 1",
+                     config.parallel.pipeline));
+  refuse(config.parallel.context > 1, "parallel.context",
+         fmt::format("is {}; context parallelism is not available in this version; write 1",
+                     config.parallel.context));
+  refuse(config.parallel.zero.value_or(0) > 1, "parallel.zero",
+         fmt::format("is {}; sharded gradients and weights are not available in this version; write 0, 1 "
+                     "or auto", config.parallel.zero.value_or(0)));
+  refuse(config.faults.nan == "rollback", "faults.nan",
+         "is rollback, which is not available in this version; write stop or skip");
+  refuse(config.faults.spike != "off", "faults.spike",
+         fmt::format("is {}, which is not available in this version; write off", config.faults.spike));
+  return found;
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+// The `parallel` section of a run: how the ranks share the work. Data parallelism takes what is left:
+// ranks / (tensor * pipeline * context).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "engine/core/config.h"
+
+namespace tessera {
+
+struct ParallelOptions {
+  std::int64_t tensor = 1;
+  std::optional<bool> sequence_parallel;  // unset: on when tensor > 1
+  std::int64_t pipeline = 1;
+  std::int64_t context = 1;
+  std::optional<std::int64_t> zero;  // unset: 1 when there is data parallelism, else 0
+
+  void visit(FieldVisitor& v) {
+    v.field("tensor", tensor, "Ranks that share each layer's matrices (tensor parallelism)",
+            {.aliases = {"tensor_parallel_size", "tensor_model_parallel_size",
+                         "tensor_parallel_degree", "autotp_size"},
+             .at_least = 1,
+             .at_most = 1 << 16,
+             .free_on_resume = true});
+    v.field("sequence_parallel", sequence_parallel,
+            "Share the activations between blocks over the tensor-parallel ranks; auto: when tensor "
+            "is above 1",
+            {.unset_word = "auto", .free_on_resume = true});
+    v.field("pipeline", pipeline, "Stages that the blocks are split into (pipeline parallelism)",
+            {.aliases = {"pipeline_parallel_size", "pipeline_model_parallel_size",
+                         "pipeline_parallel_degree"},
+             .at_least = 1,
+             .at_most = 1 << 16,
+             .free_on_resume = true});
+    v.field("context", context, "Ranks that share each row's tokens (context parallelism)",
+            {.aliases = {"context_parallel_size", "context_parallel_degree"},
+             .at_least = 1,
+             .at_most = 1 << 16,
+             .free_on_resume = true});
+    v.field("zero", zero,
+            "What data-parallel ranks share instead of each holding a copy. 0: nothing; 1: optimizer "
+            "states; 2: gradients too; 3: weights too; auto: 1 when there is data parallelism",
+            {.aliases = {"zero_stage", "zero_level"},
+             .unset_word = "auto",
+             .at_least = 0,
+             .at_most = 3,
+             .free_on_resume = true});
+  }
+};
+
+}  // namespace tessera
