@@ -86,15 +86,12 @@ inline double fixed_sum(std::int64_t n, F&& f) {
 
 // Runs item(i, slot) for i in [0, count): each thread takes the next free item, so uneven items
 // balance; `slot` < slots numbers the scratch of the running thread. Items must not depend on each
-// other's results, which keeps the outcome independent of the number of threads.
+// other's results, which keeps the outcome independent of the number of threads. There is one call of
+// `item` on purpose: two inlined copies of it may be contracted to different fused multiply-adds.
 template <typename F>
 void for_each_item(ThreadTeam& team, std::int64_t count, int slots, F&& item) {
-  if (count <= 1 || slots <= 1) {
-    for (std::int64_t i = 0; i < count; ++i) item(i, 0);
-    return;
-  }
   std::atomic<std::int64_t> next{0};
-  team.parallel_for(slots, 1, [&](std::int64_t begin, std::int64_t end) {
+  team.parallel_for(std::min<std::int64_t>(slots, count), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t slot = begin; slot < end; ++slot) {
       for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count;
            i = next.fetch_add(1, std::memory_order_relaxed)) {
