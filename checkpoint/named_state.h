@@ -17,7 +17,7 @@ struct StatePiece {
   std::int64_t rows = 0;
   std::int64_t col_begin = 0;
   std::int64_t cols = 0;
-  Tensor data;
+  Tensor data;  // pieces of no elements may leave it undefined
 };
 
 struct NamedState {
@@ -27,6 +27,9 @@ struct NamedState {
   std::vector<StatePiece> pieces;
   // Where several ranks hold the same piece exactly one has `writes` set; all read it.
   bool writes = true;
+  // No forward or backward pass changes it (weights, masters, moments): an asynchronous save may copy
+  // it while they run. See CheckpointWriter::before_update.
+  bool changes_only_in_update = false;
 };
 
 }  // namespace tessera

@@ -95,8 +95,8 @@ void read_at(const FileHandle& file, std::uint64_t offset, void* destination, st
              const std::filesystem::path& path, std::string_view who) {
   auto* out = static_cast<char*>(destination);
   while (bytes > 0) {
-    const ssize_t got = ::pread(file.get(), out, std::min(bytes, kLargestTransfer),
-                                static_cast<off_t>(offset));
+    const ssize_t got =
+        ::pread(file.get(), out, std::min(bytes, kLargestTransfer), static_cast<off_t>(offset));
     if (got < 0) {
       if (errno == EINTR) continue;
       fail(who, "reading", path, errno);
@@ -134,7 +134,8 @@ void sync_folder(const std::filesystem::path& folder, std::string_view who) {
   const std::filesystem::path path = folder.empty() ? "." : folder;
   const FileHandle handle(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!handle.is_open()) fail(who, "opening", path, errno);
-  // Some network file systems cannot flush a folder and say EINVAL; their rename is already durable.
+  // Some network file systems cannot flush a folder and say EINVAL; their rename is already
+  // durable.
   if (::fsync(handle.get()) != 0 && errno != EINVAL) fail(who, "flushing", path, errno);
 }
 

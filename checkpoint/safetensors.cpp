@@ -167,8 +167,8 @@ void SafetensorsFile::read_rectangle(const SafetensorsTensor& tensor,
   const std::size_t row_bytes = static_cast<std::size_t>(cols) * size;
   const std::size_t part_bytes = static_cast<std::size_t>(col_count) * size;
   const std::size_t out_bytes = static_cast<std::size_t>(destination_stride) * size;
-  const bool by_part = part_bytes >= kLongPart || row_bytes > kBounceBytes ||
-                       row_bytes / part_bytes > kMostWaste;
+  const bool by_part =
+      part_bytes >= kLongPart || row_bytes > kBounceBytes || row_bytes / part_bytes > kMostWaste;
   if (by_part) {
     for (std::int64_t row = 0; row < row_count; ++row) {
       read_elements(tensor, (row_begin + row) * cols + col_begin, col_count,

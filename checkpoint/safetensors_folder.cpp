@@ -49,8 +49,7 @@ std::string describe_contents(const fs::path& folder) {
 // The first few of a list, and how many more there are.
 std::string shorten(const std::vector<std::string>& items) {
   if (items.size() <= kMostListed) return fmt::format("{}", fmt::join(items, ", "));
-  return fmt::format("{} and {} more",
-                     fmt::join(items.begin(), items.begin() + kMostListed, ", "),
+  return fmt::format("{} and {} more", fmt::join(items.begin(), items.begin() + kMostListed, ", "),
                      items.size() - kMostListed);
 }
 
@@ -144,10 +143,11 @@ void SafetensorsFolder::open_sharded(const fs::path& index) {
       }
     }
   }
-  CHECK_USER(missing_tensors.empty(),
-             "[safetensors] {} places {} tensors in shards that do not hold them: {}. The index and "
-             "the shards are of different saves",
-             where, missing_tensors.size(), shorten(missing_tensors));
+  CHECK_USER(
+      missing_tensors.empty(),
+      "[safetensors] {} places {} tensors in shards that do not hold them: {}. The index and "
+      "the shards are of different saves",
+      where, missing_tensors.size(), shorten(missing_tensors));
 }
 
 const SafetensorsFolder::Entry* SafetensorsFolder::find(std::string_view name) const {

@@ -220,9 +220,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  private:
   enum class Place {
     kBegin,
-    kTop,            // in the outer object, before a key
-    kTensorValue,    // after a tensor's name
-    kTensor,         // in a tensor's object
+    kTop,          // in the outer object, before a key
+    kTensorValue,  // after a tensor's name
+    kTensor,       // in a tensor's object
     kDType,
     kShape,
     kShapeItems,
@@ -242,7 +242,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool unexpected(std::string_view what) {
     if (place_ == Place::kMetadata) {
-      return fail(fmt::format("__metadata__ {} is {}, wanted a string", printable_name(key_), what));
+      return fail(
+          fmt::format("__metadata__ {} is {}, wanted a string", printable_name(key_), what));
     }
     if (place_ == Place::kMetadataValue) {
       return fail(fmt::format("__metadata__ is {}, wanted an object", what));
@@ -262,8 +263,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   // excuse an absurd one beside it: other code multiplies dims in other orders.
   bool check_size() {
     if (current_.end < current_.begin) {
-      return fail_tensor(fmt::format("ends at byte {}, before its begin {}", current_.end,
-                                     current_.begin));
+      return fail_tensor(
+          fmt::format("ends at byte {}, before its begin {}", current_.end, current_.begin));
     }
     std::int64_t extent = 1;  // product of the dims that are not 0
     std::int64_t numel = 1;

@@ -29,10 +29,11 @@ void reserve_space(const FileHandle& file, std::uint64_t bytes, const fs::path& 
     result = ::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;  // not every file system can
-  TESSERA_FAIL(ErrorKind::kTransient,
-               "[safetensors] writing {} failed: {}; it takes {} bytes. Free some space or write to "
-               "another disk",
-               path.string(), std::generic_category().message(errno), bytes);
+  TESSERA_FAIL(
+      ErrorKind::kTransient,
+      "[safetensors] writing {} failed: {}; it takes {} bytes. Free some space or write to "
+      "another disk",
+      path.string(), std::generic_category().message(errno), bytes);
 }
 
 bool all_digits(std::string_view text) {
@@ -61,7 +62,8 @@ std::vector<std::string> file_names_in(const fs::path& folder) {
     TESSERA_FAIL(ErrorKind::kTransient, "[safetensors] reading the folder {} failed: {}",
                  folder.string(), error.message());
   }
-  for (const fs::directory_entry& entry : entries) names.push_back(entry.path().filename().string());
+  for (const fs::directory_entry& entry : entries)
+    names.push_back(entry.path().filename().string());
   return names;
 }
 
@@ -182,7 +184,8 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(fs::path folder,
   std::uint64_t bytes = 0;
   for (SafetensorsSpec& tensor : tensors) {
     const std::uint64_t size = tensor.bytes();
-    const bool fits = !shards_.empty() && size <= max_shard_bytes && bytes <= max_shard_bytes - size;
+    const bool fits =
+        !shards_.empty() && size <= max_shard_bytes && bytes <= max_shard_bytes - size;
     if (!fits) {
       shards_.emplace_back();
       bytes = 0;
@@ -204,8 +207,8 @@ SafetensorsFolderWriter::~SafetensorsFolderWriter() = default;
 
 void SafetensorsFolderWriter::open_shard(std::size_t index) {
   Shard& shard = shards_[index];
-  shard.writer = std::make_unique<SafetensorsWriter>(folder_ / shard.file_name, shard.tensors,
-                                                     options_);
+  shard.writer =
+      std::make_unique<SafetensorsWriter>(folder_ / shard.file_name, shard.tensors, options_);
 }
 
 void SafetensorsFolderWriter::write(std::string_view name, const void* data, std::size_t bytes) {

@@ -63,10 +63,10 @@ void check_rope(const ModelConfig& config, Problems& problems) {
                    rope.original_max_position_embeddings, kind);
   if (rope.kind == RopeKind::kLlama3) {
     problems.require_positive("rope low_freq_factor", rope.low_freq_factor);
-    problems.require(std::isfinite(rope.high_freq_factor) &&
-                         rope.high_freq_factor > rope.low_freq_factor,
-                     "rope high_freq_factor {} must be above low_freq_factor {}",
-                     rope.high_freq_factor, rope.low_freq_factor);
+    problems.require(
+        std::isfinite(rope.high_freq_factor) && rope.high_freq_factor > rope.low_freq_factor,
+        "rope high_freq_factor {} must be above low_freq_factor {}", rope.high_freq_factor,
+        rope.low_freq_factor);
   }
   if (rope.kind == RopeKind::kYarn) {
     problems.require(rope.theta > 1, "rope theta is {}, yarn wants a number above 1", rope.theta);
@@ -133,7 +133,8 @@ std::vector<std::string> find_problems(const ModelConfig& config) {
   }
   if (problems.require_size("head_dim", config.head_dim)) {
     if (heads) {
-      problems.require(config.query_size() < kLargestSize, "num_attention_heads {} times head_dim {} is too large",
+      problems.require(config.query_size() < kLargestSize,
+                       "num_attention_heads {} times head_dim {} is too large",
                        config.num_attention_heads, config.head_dim);
     }
     check_rope(config, problems);
@@ -142,11 +143,11 @@ std::vector<std::string> find_problems(const ModelConfig& config) {
   problems.require(std::isfinite(config.initializer_range) && config.initializer_range >= 0,
                    "initializer_range is {}, wanted a number that is not negative",
                    config.initializer_range);
-  problems.require(config.sliding_windows.empty() ||
-                       static_cast<std::int64_t>(config.sliding_windows.size()) ==
-                           config.num_hidden_layers,
-                   "{} layers have a sliding window entry, num_hidden_layers is {}",
-                   config.sliding_windows.size(), config.num_hidden_layers);
+  problems.require(
+      config.sliding_windows.empty() ||
+          static_cast<std::int64_t>(config.sliding_windows.size()) == config.num_hidden_layers,
+      "{} layers have a sliding window entry, num_hidden_layers is {}",
+      config.sliding_windows.size(), config.num_hidden_layers);
   for (const std::int64_t window : config.sliding_windows) {
     problems.require(window >= 0, "sliding window is {}, wanted 0 (none) or more", window);
     if (window < 0) break;

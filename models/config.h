@@ -1,5 +1,5 @@
-// ModelConfig: the shape of one Llama-style decoder, whatever file it came from. models/hf reads and
-// writes it as a Hugging Face config.json; nothing else in the engine knows those spellings.
+// ModelConfig: the shape of one Llama-style decoder, whatever file it came from. models/hf reads
+// and writes it as a Hugging Face config.json; nothing else in the engine knows those spellings.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +36,14 @@ struct RopeConfig {
   // The length the model saw before its context was stretched: llama3 and yarn read it from the
   // file, dynamic takes max_position_embeddings. Never the training run's sequence length.
   std::int64_t original_max_position_embeddings = 0;
-  double low_freq_factor = 1.0;   // llama3
-  double high_freq_factor = 4.0;  // llama3
+  double low_freq_factor = 1.0;            // llama3
+  double high_freq_factor = 4.0;           // llama3
   std::optional<double> attention_factor;  // yarn: wins over mscale and the default
   std::optional<double> mscale;            // yarn: used only when both are given and not zero
   std::optional<double> mscale_all_dim;
-  double beta_fast = 32.0;  // yarn
-  double beta_slow = 1.0;   // yarn
-  bool truncate = true;     // yarn: round the ends of the ramp to whole dims
+  double beta_fast = 32.0;             // yarn
+  double beta_slow = 1.0;              // yarn
+  bool truncate = true;                // yarn: round the ends of the ramp to whole dims
   double partial_rotary_factor = 1.0;  // share of a head's dims, from the first, that rotate
 
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
