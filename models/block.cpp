@@ -18,6 +18,11 @@ QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size) {
   return QkvLayout{q / tensor_size, std::max<std::int64_t>(1, kv / tensor_size), config.head_dim};
 }
 
+std::int64_t local_intermediate_size(const ModelConfig& config, int tensor_size) {
+  const std::int64_t piece = (config.intermediate_size + tensor_size - 1) / tensor_size;
+  return (piece + kFeatureQuantum - 1) / kFeatureQuantum * kFeatureQuantum;
+}
+
 Block::Block(const ModelConfig& config, int layer, int tensor_size, bool sequence_parallel,
              ParamRegistry& registry, int bucket) {
   layout_ = local_qkv_layout(config, tensor_size);
@@ -32,8 +37,8 @@ Block::Block(const ModelConfig& config, int layer, int tensor_size, bool sequenc
   const auto std = static_cast<float>(config.initializer_range);
   const std::int64_t kv_groups =
       config.num_key_value_heads < tensor_size ? config.num_key_value_heads : 0;
-  const auto linear = [&](std::int64_t in_features, bool bias) {
-    return LinearOptions{in_features, bias, std, sequence_parallel && tensor_size > 1};
+  const auto linear = [&](std::int64_t in_features, bool bias, std::int64_t quantum = 1) {
+    return LinearOptions{in_features, bias, std, sequence_parallel && tensor_size > 1, quantum};
   };
 
   norm1_ = ResidualNorm(registry, bucket, prefix + "input_layernorm", config.hidden_size, eps,
@@ -64,16 +69,16 @@ Block::Block(const ModelConfig& config, int layer, int tensor_size, bool sequenc
   gate_up_ = ColumnParallelLinear(registry, bucket,
                                   {{prefix + "mlp.gate_proj", config.intermediate_size, 0},
                                    {prefix + "mlp.up_proj", config.intermediate_size, 0}},
-                                  linear(config.hidden_size, config.mlp_bias));
+                                  linear(config.hidden_size, config.mlp_bias, kFeatureQuantum));
   down_ = RowParallelLinear(registry, bucket, prefix + "mlp.down_proj", config.hidden_size,
-                            linear(config.intermediate_size, config.mlp_bias));
+                            linear(config.intermediate_size, config.mlp_bias, kFeatureQuantum));
 }
 
 BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& g,
                              const std::string& name, Arena& arena, const BlockSaved* shared) {
   const QkvLayout layout = local_qkv_layout(config, tensor_size);
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t ffn = config.intermediate_size / tensor_size;
+  const std::int64_t ffn = local_intermediate_size(config, tensor_size);
   const auto take = [&](const char* what, DType dtype, Shape shape) {
     return arena.allocate(name + " " + what, dtype, shape, MemoryClass::kActivations);
   };
@@ -108,7 +113,7 @@ BlockWork Block::plan_work(const ModelConfig& config, int tensor_size, const Bat
   BlockWork work;
   work.delta = take("delta", Shape{g.local_tokens, config.hidden_size});
   work.dnormed = take("dnormed", Shape{g.local_tokens, config.hidden_size});
-  work.dact = take("dact", Shape{g.tokens, config.intermediate_size / tensor_size});
+  work.dact = take("dact", Shape{g.tokens, local_intermediate_size(config, tensor_size)});
   work.dattended = take("dattended", Shape{g.tokens, layout.q_cols()});
   work.dqkv = take("dqkv", Shape{g.tokens, layout.cols()});
   return work;

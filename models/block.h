@@ -113,6 +113,9 @@ class Block {
   RowParallelLinear down_;
 };
 
+// MLP features of a rank, padding included.
+std::int64_t local_intermediate_size(const ModelConfig& config, int tensor_size);
+
 // How a model's heads are spread over tp: query heads equally; key/value heads equally, or one per
 // group of ranks where there are fewer than tp. kUser, naming the three numbers, where neither fits.
 QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size);

@@ -51,7 +51,8 @@ ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, int bucket,
       ParamSpec spec;
       spec.name = part.name + suffix;
       spec.shape = is_weight ? Shape{part.rows, options.in_features} : Shape{part.rows};
-      spec.placement = part.groups > 0 ? Placement::in_groups(part.groups) : Placement::sharded(0);
+      spec.placement = part.groups > 0 ? Placement::in_groups(part.groups)
+                                         : Placement::sharded(0, options.quantum);
       spec.gradient_sum = part.groups > 0 ? GradientSum::kCopies : GradientSum::kNone;
       spec.init_std = is_weight ? options.init_std : 0.0f;
       spec.decay = is_weight;
@@ -99,7 +100,7 @@ RowParallelLinear::RowParallelLinear(ParamRegistry& registry, int bucket, const 
   ParamSpec spec;
   spec.name = name + ".weight";
   spec.shape = Shape{out_features, options.in_features};
-  spec.placement = Placement::sharded(1);
+  spec.placement = Placement::sharded(1, options.quantum);
   spec.init_std = options.init_std;
   spec.decay = true;
   const ParamId weight = registry.add(bucket, std::move(spec));

@@ -45,11 +45,16 @@ struct ColumnPart {
   std::int64_t groups = 0;    // > 0 and fewer than tp: held in groups with copies (KV heads)
 };
 
+// Features of a rank's piece of an MLP are a multiple of this: any size can be cut, and FP8 products need it.
+inline constexpr std::int64_t kFeatureQuantum = 16;
+
 struct LinearOptions {
   std::int64_t in_features = 0;   // global
   bool bias = false;
   float init_std = 0.02f;
   bool sequence_parallel = false;
+  // Of the features that are cut; see Placement::quantum.
+  std::int64_t quantum = 1;
 };
 
 // Weights cut by output features: x is whole on every rank [T, in] (or its piece [T / tp, in] under

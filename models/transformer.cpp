@@ -17,9 +17,6 @@ DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
 
 Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel)
     : config_(config), tensor_size_(tensor_size) {
-  CHECK_USER(config.intermediate_size % tensor_size == 0,
-             "[config] parallel.tensor is {}; intermediate_size {} is not divisible by it", tensor_size,
-             config.intermediate_size);
   const int embedding_bucket = registry_.add_bucket("embedding");
   embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket);
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {

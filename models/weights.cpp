@@ -102,14 +102,12 @@ void initialize_random(ModelRuntime& runtime, std::uint64_t seed) {
   refresh_weights(runtime);
 }
 
-void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder) {
+void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const HfNameMap& names) {
   std::vector<char> raw;
   std::vector<char> converted;
   for_each_owned(runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
-    const SafetensorsFolder::Entry& entry = folder.get(spec.name);
-    CHECK_USER(entry.tensor->dtype.has_value(), "[weights] {}: {} is stored as {}, which is no weight type",
-               entry.file->path().string(), spec.name, entry.tensor->stored_dtype);
-    const DType stored = *entry.tensor->dtype;
+    const SafetensorsFolder::Entry& entry = folder.get(names.file_name_of.at(spec.name));
+    const DType stored = entry.tensor->dtype.value();
     const bool is_vector = spec.shape.rank == 1;  // a column here, a row in the file
     const std::int64_t rows_at_once =
         std::max<std::int64_t>(1, kStagingBytes / (extent.cols * static_cast<std::int64_t>(size_of(DType::kF64))));

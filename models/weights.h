@@ -8,6 +8,7 @@
 
 #include "checkpoint/named_state.h"
 #include "checkpoint/safetensors_folder.h"
+#include "models/hf/names.h"
 #include "models/model_runtime.h"
 
 namespace tessera {
@@ -16,9 +17,10 @@ namespace tessera {
 // its global index, so that every layout starts with the same numbers. Ends with refresh_weights.
 void initialize_random(ModelRuntime& runtime, std::uint64_t seed);
 
-// Reads this rank's shards from a Hugging Face folder, which has been checked against the config. Only
-// the slices that this rank owns are read. Ends with refresh_weights.
-void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder);
+// Reads this rank's shards from a Hugging Face folder; `names` is the result of match_hf_tensors, which
+// has checked the folder against the config. Only the slices that this rank owns are read. Ends with
+// refresh_weights.
+void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const HfNameMap& names);
 
 // Rounds the exact values to the compute format and gathers the shards of other ranks. Called after
 // the exact values were written by other means (a checkpoint).

@@ -14,14 +14,15 @@ namespace tessera {
 struct Placement {
   enum class Kind : unsigned char {
     kReplicated,
-    kSharded,         // equal pieces along `dim`; the last pieces may be padded (see quantum)
+    kSharded,         // equal pieces along `dim`, a multiple of `quantum` each
     kShardedInGroups, // `groups` < tp pieces along dim 0, each held by tp / groups consecutive ranks
   };
   Kind kind = Kind::kReplicated;
   int dim = 0;
   std::int64_t groups = 0;
-  // A piece of a sharded dim holds a multiple of this many entries: rows padded for vocabularies that
-  // tp does not divide. Only the valid part is ever read, saved or counted.
+  // A piece of a sharded dim holds a multiple of this many entries, so that any size can be cut and
+  // GEMMs stay aligned: the last pieces are padded with zeros. Only the valid part is ever read, saved
+  // or counted. 1: the size must divide.
   std::int64_t quantum = 1;
 
   static Placement replicated() { return {}; }

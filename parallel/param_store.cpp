@@ -65,7 +65,7 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
         segment.begin = piece.shard_begin;
         segment.end = piece.shard_begin + piece.length;
         segment.local_begin = piece.local_begin;
-        segment.local_cols = extent.cols;
+        segment.local_cols = extent.storage_cols;
         segment.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
         segment.global_begin = extent.row_begin * segment.global_cols + extent.col_begin;
         segment.lr_scale = spec.lr_scale;
@@ -89,15 +89,15 @@ Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
   std::int64_t expected = start.offset;
   for (int i = 0; i < count; ++i) {
     const auto& piece = layout.pieces[static_cast<std::size_t>(first.index + i)];
-    CHECK(piece.offset == expected && piece.extent.cols == start.extent.cols,
+    CHECK(piece.offset == expected && piece.extent.storage_cols == start.extent.storage_cols,
           "[param_store] {} does not directly follow {}", bucket(first.bucket).params[static_cast<std::size_t>(first.index + i)].name,
           spec(first).name);
     rows += piece.extent.storage_rows;
     expected += piece.extent.elements();
   }
-  const Tensor piece = flat.flat_slice(start.offset, rows * start.extent.cols);
+  const Tensor piece = flat.flat_slice(start.offset, rows * start.extent.storage_cols);
   if (spec(first).shape.rank == 1) return piece;
-  return piece.reshape(Shape{rows, start.extent.cols});
+  return piece.reshape(Shape{rows, start.extent.storage_cols});
 }
 
 Tensor ParamStore::weight(ParamId id) const { return fused_weight(id, 1); }

@@ -47,7 +47,7 @@ class ParamStore {
   int shard_rank() const { return shard_rank_; }
   bool has_masters() const { return has_masters_; }
 
-  // The local piece of a weight, [storage_rows, cols] or [n]. With ZeRO-3 the bucket must be gathered.
+  // The local piece of a weight, [storage_rows, storage_cols] or [n]. With ZeRO-3 the bucket must be gathered.
   Tensor weight(ParamId id) const;
   // `first` and the parameters that follow it as one matrix [sum of rows, cols] (or one vector).
   Tensor fused_weight(ParamId first, int count) const;

@@ -16,7 +16,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank) {
   const std::int64_t rows = spec.shape[0];
   const std::int64_t cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
-  LocalExtent extent{0, rows, 0, cols, rows, 1, 0};
+  LocalExtent extent{0, rows, 0, cols, rows, cols, 1, 0};
   const Placement& placement = spec.placement;
   switch (placement.kind) {
     case Placement::Kind::kReplicated:
@@ -40,9 +40,9 @@ LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank
         extent.rows = valid;
         extent.storage_rows = piece;
       } else {
-        CHECK(valid == piece, "[parallel] {}: columns cannot be padded", spec.name);
         extent.col_begin = begin;
-        extent.cols = piece;
+        extent.cols = valid;
+        extent.storage_cols = piece;
       }
       return extent;
     }
@@ -113,19 +113,23 @@ std::vector<ShardPiece> pieces_of_shard(const BucketLayout& layout, int shard) {
 
 std::vector<GlobalExtent> global_extents(const ShardPiece& piece, const LocalExtent& extent) {
   std::vector<GlobalExtent> result;
-  const std::int64_t valid_end = extent.rows * extent.cols;
+  const std::int64_t width = extent.storage_cols;
   std::int64_t at = piece.local_begin;
-  const std::int64_t end = std::min(piece.local_begin + piece.length, valid_end);
+  const std::int64_t end = std::min(piece.local_begin + piece.length, extent.rows * width);
   while (at < end) {
-    const std::int64_t row = at / extent.cols;
-    const std::int64_t col = at % extent.cols;
+    const std::int64_t row = at / width;
+    const std::int64_t col = at % width;
+    if (col >= extent.cols) {
+      at = (row + 1) * width;
+      continue;
+    }
     GlobalExtent part;
     part.row_begin = extent.row_begin + row;
     part.col_begin = extent.col_begin + col;
     part.shard_begin = piece.shard_begin + (at - piece.local_begin);
-    if (col == 0 && end - at >= extent.cols) {
-      part.rows = (end - at) / extent.cols;
-      part.cols = extent.cols;
+    if (col == 0 && extent.cols == width && end - at >= width) {
+      part.rows = (end - at) / width;
+      part.cols = width;
     } else {
       part.rows = 1;
       part.cols = std::min(extent.cols - col, end - at);

@@ -22,11 +22,12 @@ struct LocalExtent {
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;          // valid rows
   std::int64_t col_begin = 0;
-  std::int64_t cols = 0;
-  std::int64_t storage_rows = 0;  // >= rows: padding rows are zero
+  std::int64_t cols = 0;          // valid columns
+  std::int64_t storage_rows = 0;  // >= rows: padding is zero and stays zero
+  std::int64_t storage_cols = 0;  // >= cols
   int copies = 1;                 // ranks that hold this same piece
   int copy = 0;                   // which of them this rank is
-  std::int64_t elements() const { return storage_rows * cols; }
+  std::int64_t elements() const { return storage_rows * storage_cols; }
 };
 
 // Throws kUser, naming the parameter and the numbers, where the placement does not divide.
@@ -74,7 +75,8 @@ struct GlobalExtent {
   std::int64_t elements() const { return rows * cols; }
 };
 
-// The valid part of `piece` as at most three rectangles (first partial row, whole rows, last partial row).
+// The valid part of `piece` as rectangles: first partial row, whole rows, last partial row, and row by row
+// where the columns are padded.
 std::vector<GlobalExtent> global_extents(const ShardPiece& piece, const LocalExtent& extent);
 
 }  // namespace tessera

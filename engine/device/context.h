@@ -28,6 +28,7 @@ struct Capabilities {
   int sm_arch = 0;                   // 90 for Hopper; 0 on cpu
   int sm_count = 0;
   std::size_t gemm_workspace = 0;    // bytes reserved for cuBLASLt per stream
+  double peak_bf16_flops = 0;        // dense bf16 by the datasheet, per second; 0: unknown
 };
 
 struct ContextOptions {
@@ -54,6 +55,9 @@ class BackendContext {
   // meta. Throws kAnswerNo with the free and wanted bytes when there is not enough.
   virtual void* allocate(std::size_t bytes, MemoryKind kind) = 0;
   virtual void release(void* data, std::size_t bytes, MemoryKind kind) noexcept = 0;
+
+  // Bytes of device memory that can still be allocated; 0: unknown.
+  virtual std::size_t available_bytes() const { return 0; }
 
   // `name` appears in traces and error messages.
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/core/text.h"
+#include "engine/train/availability.h"
 #include "engine/train/run_config.h"
 
 namespace tessera {
@@ -41,8 +42,8 @@ std::string type_of(const FieldRecord& record) {
   std::string type = !o.choices.empty()     ? code_list(o.choices)
                      : o.unit.empty()       ? (o.is_path ? "path" : record.type)
                                             : o.unit;
-  if (!o.unset_word.empty()) type += fmt::format(" or `{}`", o.unset_word);
   if (const std::string limits = bounds(o); !limits.empty()) type += " " + limits;
+  if (!o.unset_word.empty()) type += fmt::format(" or `{}`", o.unset_word);
   return type;
 }
 
@@ -65,6 +66,29 @@ std::string row(const FieldRecord& record, const std::string& key) {
                      value, cell(meaning));
 }
 
+// The refusals of one value of a key, found by setting it.
+void append_refusals(const std::string& key, const std::string& value, std::string& text) {
+  ConfigNode root;
+  apply_override(root, fmt::format("{}={}", key, value));
+  RunConfig config;
+  collect_config(root, [&config](FieldVisitor& v) { config.visit(v); });
+  for (const UnavailableValue& found : unavailable_values(config)) {
+    text += fmt::format("- `{}` {}\n", found.key, found.message);
+  }
+}
+
+std::string unavailable(const std::vector<FieldRecord>& records) {
+  std::string text = "\n### Not available in this version\n\nThese are refused when a configuration is read:\n\n";
+  for (const auto& [key, message] : unavailable_keys()) text += fmt::format("- `{}` {}\n", key, message);
+  for (const FieldRecord& record : records) {
+    for (const std::string& choice : record.options.choices) append_refusals(record.name, choice, text);
+    if (record.type == "integer" && record.name.starts_with("parallel.")) {
+      for (const char* number : {"2", "3"}) append_refusals(record.name, number, text);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string configuration_reference() {
@@ -85,7 +109,7 @@ std::string configuration_reference() {
     if (record.name.starts_with("data.eval[]")) continue;
     text += row(record, record.name.substr(section.size() + 1));
   }
-  return text;
+  return text + unavailable(records);
 }
 
 }  // namespace tessera

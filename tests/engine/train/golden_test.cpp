@@ -65,8 +65,9 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
     TESSERA_REQUIRE_DATA(reference_path, "golden/stories260K_reference.json");
     TESSERA_REQUIRE_DATA(model_path, "models/stories260K/hf");
     std::ifstream(reference_path) >> reference_;
-    setup_.config = read_model_config(model_path / "config.json");
+    setup_.config = load_hf_config(model_path).model;
     folder_ = std::make_unique<SafetensorsFolder>(model_path);
+    names_ = match_hf_tensors(setup_.config, *folder_);
     const Layout& layout = GetParam();
     setup_.mesh = layout.mesh;
     setup_.sequence_parallel = layout.sequence_parallel;
@@ -77,7 +78,7 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
 
   StepResult run(const std::vector<HostBatch>& batches, double learning_rate = 0,
                  double max_grad_norm = 0) {
-    return train_step(setup_, batches, [&](ModelRuntime& runtime) { load_weights(runtime, *folder_); },
+    return train_step(setup_, batches, [&](ModelRuntime& runtime) { load_weights(runtime, *folder_, names_); },
                       learning_rate, max_grad_norm);
   }
   std::vector<HostBatch> four_documents() const {
@@ -91,6 +92,7 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
   Json reference_;
   ModelSetup setup_;
   std::unique_ptr<SafetensorsFolder> folder_;
+  HfNameMap names_;
 };
 
 constexpr double kTolerance = 1e-5;  // relative: fp32 against float64

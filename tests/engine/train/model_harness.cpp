@@ -23,7 +23,8 @@ void run_thread_ranks(int size, const std::function<void(int, std::unique_ptr<Co
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       auto communicator = std::move(communicators[static_cast<std::size_t>(rank)]);
-      Communicator* group = communicator.get();
+      // Outlives the body's groups, which an exception destroys on its way out.
+      const auto group = communicator->split(0, rank, "harness");
       try {
         body(rank, std::move(communicator));
       } catch (const std::exception& error) {

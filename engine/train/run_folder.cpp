@@ -1,0 +1,102 @@
+#include "engine/train/run_folder.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/posix_file.h"
+#include "engine/core/error.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no NaN; null marks a value that was not finite.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+std::string utc_now() {
+  char text[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::strftime(text, sizeof text, "%FT%TZ", &parts);
+  return text;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
+
+void RunFolder::open() {
+  std::error_code error;
+  std::filesystem::create_directories(path_ / "logs", error);
+  if (error) {
+    TESSERA_FAIL(ErrorKind::kTransient, "[run] the run folder {} cannot be created: {}; set run.dir to a "
+                 "folder that can be written to", path_.string(), error.message());
+  }
+  metrics_ = open_file("metrics.jsonl");
+  events_ = open_file("events.jsonl");
+}
+
+RunFolder::File RunFolder::open_file(const char* name) const {
+  const std::filesystem::path file = path_ / name;
+  File opened(std::fopen(file.c_str(), "a"));
+  if (!opened) {
+    TESSERA_FAIL(ErrorKind::kTransient, "[run] {} cannot be written: {}", file.string(), std::strerror(errno));
+  }
+  return opened;
+}
+
+void RunFolder::append(std::FILE* file, const char* name, const std::string& line) const {
+  if (std::fputs((line + "\n").c_str(), file) < 0 || std::fflush(file) != 0) {
+    TESSERA_FAIL(ErrorKind::kTransient, "[run] {} cannot be written: {}", (path_ / name).string(),
+                 std::strerror(errno));
+  }
+}
+
+void RunFolder::write_config(const std::string& yaml) { replace_file(path_ / "config.yaml", yaml, "run"); }
+
+void RunFolder::write(const TrainRow& row) {
+  Json json;
+  json["kind"] = "train";
+  json["step"] = row.step;
+  json["epoch"] = number(row.epoch);
+  json["loss"] = number(row.loss);
+  json["grad_norm"] = number(row.grad_norm);
+  json["learning_rate"] = row.learning_rate;
+  json["target_tokens"] = row.target_tokens;
+  json["tokens_total"] = row.tokens_total;
+  json["step_seconds"] = row.step_seconds;
+  json["tokens_per_second"] = number(row.tokens_per_second);
+  json["tokens_per_second_per_gpu"] = number(row.tokens_per_second_per_gpu);
+  json["mfu"] = row.mfu ? number(*row.mfu) : Json(nullptr);
+  json["memory_peak_bytes"] = row.memory_peak_bytes;
+  if (row.skipped) json["skipped"] = true;
+  append(metrics_.get(), "metrics.jsonl", json.dump());
+}
+
+void RunFolder::write(const EvalRow& row) {
+  Json json;
+  json["kind"] = "eval";
+  json["step"] = row.step;
+  json["loss"] = number(row.loss);
+  json["target_tokens"] = row.target_tokens;
+  json["perplexity"] = number(std::exp(row.loss));
+  json["source"] = row.source;
+  append(metrics_.get(), "metrics.jsonl", json.dump());
+}
+
+void RunFolder::write_event(const std::string& kind, std::int64_t step, const std::string& text) {
+  Json json;
+  json["time"] = utc_now();
+  json["kind"] = kind;
+  json["step"] = step;
+  json["text"] = text;
+  append(events_.get(), "events.jsonl", json.dump());
+}
+
+}  // namespace tessera

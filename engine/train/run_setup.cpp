@@ -1,0 +1,122 @@
+#include "engine/train/run_setup.h"
+
+#include <filesystem>
+
+#include "data/tokenizer_encoder.h"
+#include "engine/core/error.h"
+#include "kernels/step_control.h"
+#include "models/hf/names.h"
+
+namespace tessera {
+namespace {
+
+DType dtype_of(const std::string& name) {
+  return name == "bf16" ? DType::kBF16 : DType::kF32;
+}
+
+}  // namespace
+
+HfConfig load_run_model(const RunConfig& config) {
+  CHECK_USER(!config.model.path.empty(),
+             "[config] {} is not set; give a Hugging Face folder, or a config.json with model.init: random",
+             config.locate("model.path"));
+  HfConfig hf = load_hf_config(config.model.path);
+  validate(hf.model, config.model.path);
+  return hf;
+}
+
+RunTokenizer load_run_tokenizer(const RunConfig& config) {
+  RunTokenizer result;
+  std::filesystem::path path = config.data.tokenizer;
+  if (path == "bytes") {
+    result.source = "bytes";
+    result.encoder = byte_encoder();
+    return result;
+  }
+  if (path.empty()) {
+    path = config.model.path;
+    if (!std::filesystem::is_directory(path)) path = path.parent_path();
+    if (!std::filesystem::exists(path / "tokenizer.json")) return result;
+  }
+  result.source = path.string();
+  result.encoder = make_text_encoder(std::make_shared<const Tokenizer>(Tokenizer::load(path)), path);
+  return result;
+}
+
+MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks) {
+  MeshShape shape;
+  shape.tensor = static_cast<int>(config.parallel.tensor);
+  shape.pipeline = static_cast<int>(config.parallel.pipeline);
+  shape.context = static_cast<int>(config.parallel.context);
+  shape.data = static_cast<int>(data_parallel_size(config, ranks));
+  return shape;
+}
+
+RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh, std::int64_t max_documents) {
+  RuntimeOptions options;
+  options.sequence_parallel = config.parallel.sequence_parallel.value_or(false);
+  options.params.compute = dtype_of(config.precision.compute);
+  options.params.fp32_masters = config.precision.master_weights == "fp32";
+  options.params.gradients = dtype_of(config.precision.gradients);
+  options.params.moments = dtype_of(config.precision.optimizer_states);
+  options.params.zero = static_cast<int>(config.parallel.zero.value_or(0));
+  options.params.weight_decay = static_cast<float>(config.optimizer.weight_decay);
+  options.deterministic = config.run.reproducible;
+  options.geometry = batch_geometry(config.train.micro_batch_size, config.train.sequence_length,
+                                    max_documents, options.params.compute, mesh.tensor,
+                                    options.sequence_parallel);
+  return options;
+}
+
+void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
+  LayerContext layer = runtime.layer_context();
+  runtime.params().begin_step();
+  runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer,
+                                   [&](int bucket) { runtime.sync().gradients_ready(bucket, true); });
+  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+  runtime.sync().finish_gradients();
+  optimizer_step(runtime, adamw);
+  runtime.model().evaluate(runtime.batch(), runtime.loss_sum(), runtime.nll(), layer);
+}
+
+RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,
+                          int rank, const Capabilities& target, std::size_t available,
+                          RuntimeOptions& options) {
+  const AdamWSettings adamw = adamw_settings(config.optimizer);
+  const auto measure = [&](Recompute recompute) {
+    options.recompute = recompute;
+    return measure_runtime(target, mesh, rank, model, options,
+                           [&](ModelRuntime& runtime) { dry_run_step(runtime, adamw); });
+  };
+  const std::string& wanted = config.memory.recompute;
+  RuntimeMemory memory;
+  for (const auto& [name, recompute] :
+       {std::pair{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}}) {
+    if (wanted != "auto" && wanted != name) continue;
+    memory = measure(recompute);
+    if (available == 0 || memory.total() <= available) return memory;
+  }
+  TESSERA_FAIL(ErrorKind::kAnswerNo,
+               "[memory] rank {} needs {:.2f} GiB with memory.recompute {}, {:.2f} GiB are available; lower "
+               "train.micro_batch_size or train.sequence_length, raise parallel.tensor, or use "
+               "parallel.zero with more ranks",
+               rank, static_cast<double>(memory.total()) / (1 << 30), wanted,
+               static_cast<double>(available) / (1 << 30));
+}
+
+AdamWSettings adamw_settings(const OptimizerOptions& options) {
+  return AdamWSettings{static_cast<float>(options.betas.at(0)), static_cast<float>(options.betas.at(1)),
+                       static_cast<float>(options.eps)};
+}
+
+double flops_per_token(const ModelConfig& model, std::int64_t sequence_length) {
+  const double hidden = static_cast<double>(model.hidden_size);
+  const double q = static_cast<double>(model.query_size());
+  const double kv = static_cast<double>(model.key_value_size());
+  const double layer = hidden * (2 * q + 2 * kv) + 3 * hidden * static_cast<double>(model.intermediate_size);
+  const double layers = static_cast<double>(model.num_hidden_layers);
+  const double matrices = layers * layer + hidden * static_cast<double>(model.vocab_size);
+  return 6 * matrices + 6 * static_cast<double>(sequence_length) * q * layers;
+}
+
+}  // namespace tessera

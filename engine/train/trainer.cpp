@@ -1,0 +1,518 @@
+#include "engine/train/trainer.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "engine/core/log.h"
+#include "engine/core/text.h"
+#include "engine/train/export.h"
+#include "kernels/step_control.h"
+#include "models/hf/names.h"
+#include "models/weights.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+ProcessMesh make_mesh(const RunConfig& config, std::unique_ptr<Communicator> world) {
+  const MeshShape shape = mesh_shape(config, world->size());
+  return ProcessMesh(std::move(world), shape);
+}
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+// Page-locked memory between the host and the device. Inputs and results have two slots each, so that
+// the host may fill one while the device still reads the other.
+struct Trainer::Staging {
+  // What comes back from a step, read one step late.
+  struct Results {
+    double totals[2];  // summed loss, denominator
+    StepControl control;
+    double stop;
+  };
+  // Scalars that go to the device at a step's end.
+  struct Scalars {
+    double denominator;
+    double stop;
+    StepControl control;
+  };
+  struct Slot {
+    Tensor batch[5];  // tokens, targets, positions, order, documents
+    std::unique_ptr<Event> uploaded;
+    Tensor scalars;
+    Tensor results;
+    std::unique_ptr<Event> finished;
+    std::int64_t step = 0;  // of the results; 0: none pending
+  };
+
+  Staging(ModelRuntime& runtime) {
+    const DeviceBatch& batch = runtime.batch();
+    const Tensor* parts[5] = {&batch.tokens, &batch.targets, &batch.positions, &batch.order,
+                              &batch.documents};
+    const auto plan = [&](Arena& arena) {
+      for (Slot& slot : slots) {
+        for (int i = 0; i < 5; ++i) {
+          slot.batch[i] = arena.allocate("staged batch", DType::kI32, parts[i]->shape, MemoryClass::kInput);
+        }
+        slot.scalars = arena.allocate("staged scalars", DType::kU8, Shape{sizeof(Scalars)}, MemoryClass::kInput);
+        slot.results = arena.allocate("staged results", DType::kU8, Shape{sizeof(Results)}, MemoryClass::kInput);
+      }
+    };
+    ContextOptions meta_options;
+    const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
+    Arena measure(*meta, 0, MemoryKind::kPinnedHost);
+    plan(measure);
+    arena = std::make_unique<Arena>(runtime.context(), measure.used(), MemoryKind::kPinnedHost);
+    plan(*arena);
+    for (Slot& slot : slots) {
+      slot.uploaded = runtime.context().make_event();
+      slot.finished = runtime.context().make_event();
+    }
+    device_stop = Buffer(runtime.context(), sizeof(double));
+  }
+
+  Slot slots[2];
+  std::unique_ptr<Arena> arena;
+  int next_batch = 0;
+  Buffer device_stop;  // one fp64: the largest stop request of all ranks
+};
+
+Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Communicator> world,
+                 BackendContext& context)
+    : config_(std::move(config)),
+      settings_(std::move(settings)),
+      context_(&context),
+      mesh_(make_mesh(config_, std::move(world))),
+      is_first_(mesh_.world().rank() == 0),
+      folder_(config_.run.dir.value()) {
+  run_start_ = last_save_ = Clock::now();
+  hf_ = load_run_model(config_);
+  if (is_first_) {
+    for (const std::string& warning : hf_.warnings) log::warning("{}", warning);
+  }
+  batch_ = batch_shape(config_, mesh_.shape().data);
+  load_data();
+  plan();
+  if (is_first_) report_plan();
+  if (settings_.dry_run) return;
+  runtime_ = std::make_unique<ModelRuntime>(context, mesh_, hf_.model, options_, memory_);
+  staging_ = std::make_unique<Staging>(*runtime_);
+  start_weights();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::load_data() {
+  tokenizer_ = load_run_tokenizer(config_);
+  PrepareSettings settings;
+  settings.sequence_length = config_.train.sequence_length;
+  settings.vocab_size = hf_.model.vocab_size;
+  settings.encoder = tokenizer_.encoder ? &*tokenizer_.encoder : nullptr;
+  settings.fallback_cache_dir = folder_.path() / "cache";
+  data_ = prepare_data(config_.data, settings);
+  CHECK_USER(data_.train != nullptr, "[data] {}: there is nothing to train on; name a file or folder",
+             config_.locate("data.train"));
+  LoaderSettings loader;
+  loader.micro_batch_size = batch_.micro_batch_size;
+  loader.gradient_accumulation = batch_.gradient_accumulation_steps;
+  loader.dp_rank = mesh_.data().rank();
+  loader.dp_size = mesh_.data().size();
+  loader.seed = static_cast<std::uint64_t>(config_.train.seed);
+  loader.vocab_size = hf_.model.vocab_size;
+  train_loader_ = std::make_unique<DataLoader>(data_.train, loader);
+  if (data_.eval) {
+    loader.shuffle = false;
+    loader.gradient_accumulation = 1;
+    eval_loader_ = std::make_unique<DataLoader>(data_.eval, loader);
+  }
+  total_steps_ = total_steps(config_.train, batch_.global_batch_size, data_.train->epoch_rows());
+  schedule_ = make_schedule(config_.optimizer, config_.schedule, total_steps_);
+}
+
+void Trainer::plan() {
+  const std::int64_t max_documents =
+      std::max(train_loader_->max_documents(), eval_loader_ ? eval_loader_->max_documents() : 1);
+  options_ = runtime_options(config_, mesh_.shape(), max_documents);
+  const std::size_t limit =
+      config_.memory.limit ? static_cast<std::size_t>(parse_bytes(*config_.memory.limit).value()) : 0;
+  memory_ = plan_memory(config_, hf_.model, mesh_.shape(), mesh_.world().rank(), context_->capabilities(),
+                        limit != 0 ? limit : context_->available_bytes(), options_);
+}
+
+void Trainer::report_plan() {
+  const MeshShape& shape = mesh_.shape();
+  log::info("model     {} {}  {} parameters  vocabulary {}", name_of(hf_.model.architecture),
+            config_.model.path, format_count(static_cast<double>(parameter_count(hf_.model))),
+            hf_.model.vocab_size);
+  log::info("layout    {} ranks on {}: data {} x tensor {}{}, zero {}, compute {}", mesh_.world().size(),
+            to_string(context_->device()), shape.data, shape.tensor,
+            options_.sequence_parallel ? " with sequence parallelism" : "", options_.params.zero,
+            config_.precision.compute);
+  for (const std::string& line : data_.report) log::info("data      {}", line);
+  log::info("length    {} steps of {} x {} tokens ({:.2f} epochs)", total_steps_, batch_.global_batch_size,
+            config_.train.sequence_length, train_loader_->epochs_after(total_steps_));
+  std::string classes;
+  for (int i = 0; i < kMemoryClasses; ++i) {
+    const auto memory_class = static_cast<MemoryClass>(i);
+    std::size_t bytes = memory_.plan.total(memory_class);
+    if (memory_class == MemoryClass::kScratch) bytes += memory_.compute_scratch + memory_.communication_scratch;
+    if (bytes == 0) continue;
+    classes += fmt::format("{}{} {:.1f}", classes.empty() ? "" : ", ", name_of(memory_class),
+                           static_cast<double>(bytes) / (1 << 20));
+  }
+  const char* recompute[] = {"none", "selective", "full"};
+  log::info("memory    {:.1f} MiB per rank ({}), recompute {}", static_cast<double>(memory_.total()) / (1 << 20),
+            classes, recompute[static_cast<int>(options_.recompute)]);
+}
+
+void Trainer::start_weights() {
+  std::optional<std::filesystem::path> from;
+  if (settings_.resume == "auto") {
+    if (!settings_.overwrite) from = find_latest_checkpoint(folder_.checkpoints());
+  } else if (settings_.resume != "never") {
+    from = settings_.resume;
+  }
+  if (!from && !settings_.overwrite && is_first_) {
+    CHECK_USER(!std::filesystem::exists(folder_.path() / "metrics.jsonl") || settings_.resume != "never",
+               "[run] {} already holds a run; choose another run.dir, or start over with --overwrite",
+               folder_.path().string());
+  }
+  // A checkpoint folder that is not to be continued must not be mistaken for this run's later.
+  if (settings_.overwrite && is_first_) std::filesystem::remove_all(folder_.path());
+  mesh_.world().barrier();
+
+  if (from) {
+    restore(*from);
+  } else if (config_.model.from_checkpoint) {
+    CheckpointReader reader(*config_.model.from_checkpoint);
+    std::vector<NamedState> states = parameter_state(*runtime_);
+    std::erase_if(states, [](const NamedState& state) { return !state.name.starts_with("weight/"); });
+    for (NamedState& state : states) reader.read(state, runtime_->compute());
+    refresh_weights(*runtime_);
+  } else if (config_.model.init == "random") {
+    initialize_random(*runtime_, static_cast<std::uint64_t>(config_.train.seed));
+  } else {
+    const SafetensorsFolder folder(config_.model.path);
+    const HfNameMap names = match_hf_tensors(hf_.model, folder,
+                                             is_first_ ? TiedDuplicate::kCompare : TiedDuplicate::kTrust);
+    if (is_first_) {
+      for (const std::string& note : names.notes) log::info("{}", note);
+    }
+    load_weights(*runtime_, folder, names);
+  }
+  if (is_first_) {
+    folder_.open();
+    folder_.write_config(write_run_config(config_));
+    log::set_file((folder_.path() / "log.txt").string());
+  }
+  mesh_.world().barrier();
+  CheckpointWriterOptions options;
+  options.keep_last = static_cast<int>(config_.checkpoint.keep_last);
+  options.keep_every = config_.checkpoint.keep_every.value_or(0);
+  options.on_error = config_.checkpoint.on_error == "stop" ? OnSaveError::kStop : OnSaveError::kContinue;
+  checkpoints_ = std::make_unique<CheckpointWriter>(
+      config_.checkpoint.dir ? std::filesystem::path(*config_.checkpoint.dir) : folder_.checkpoints(),
+      mesh_.world(), runtime_->compute(), options);
+  checkpoints_->check_space(parameter_state(*runtime_), runtime_->compute());
+}
+
+void Trainer::restore(const std::filesystem::path& checkpoint) {
+  CheckpointReader reader(checkpoint);
+  const Json saved = Json::parse(reader.metadata());
+  const RunConfig saved_config = parse_run_config(saved.at("config").get<std::string>(),
+                                                  (checkpoint / "config.yaml").string());
+  start_step_ = saved.at("step").get<std::int64_t>();
+  check_resumable(saved_config, config_, start_step_, settings_.allowed_changes);
+  tokens_total_ = saved.at("tokens_total").get<std::int64_t>();
+  skipped_steps_ = saved.at("skipped_steps").get<std::int64_t>();
+  adam_step_ = saved.at("adam_step").get<std::int64_t>();
+  best_eval_step_ = saved.at("best_eval_step").get<std::int64_t>();
+  best_eval_loss_ = saved.at("best_eval_loss").get<double>();
+  for (NamedState& state : parameter_state(*runtime_)) reader.read(state, runtime_->compute());
+  refresh_weights(*runtime_);
+  StepControl control;
+  control.adam_step = adam_step_;
+  runtime_->compute().copy_bytes(runtime_->control().data, &control, sizeof control);
+  runtime_->compute().synchronize();
+  if (is_first_) log::info("resume    {} at step {}", checkpoint.string(), start_step_);
+}
+
+std::string Trainer::metadata(std::int64_t step) const {
+  Json json;
+  json["step"] = step;
+  json["config"] = write_run_config(config_);
+  json["tokens_total"] = tokens_total_;
+  json["skipped_steps"] = skipped_steps_;
+  json["adam_step"] = adam_step_;
+  json["best_eval_step"] = best_eval_step_;
+  json["best_eval_loss"] = best_eval_loss_;
+  return json.dump();
+}
+
+void Trainer::upload(const MicroBatch& batch) {
+  Staging::Slot& slot = staging_->slots[staging_->next_batch];
+  staging_->next_batch ^= 1;
+  slot.uploaded->synchronize();  // the device is done with what this slot held
+  const auto stage = [](const Tensor& to, const std::vector<std::int32_t>& from, std::int32_t padding) {
+    const auto count = std::min(static_cast<std::size_t>(to.numel()), from.size());
+    auto* out = to.as<std::int32_t>();
+    std::memcpy(out, from.data(), count * sizeof(std::int32_t));
+    std::fill(out + count, out + to.numel(), padding);
+  };
+  // The geometry may be longer than the batch: padded to a multiple of tp.
+  stage(slot.batch[0], batch.inputs, 0);
+  stage(slot.batch[1], batch.targets, kIgnoredTarget);
+  stage(slot.batch[2], batch.positions, 0);
+  if (slot.batch[3].numel() == static_cast<std::int64_t>(batch.order.size())) {
+    stage(slot.batch[3], batch.order, 0);
+  } else {
+    const auto* tokens = slot.batch[0].as<std::int32_t>();
+    std::vector<std::int32_t> order;
+    sort_tokens(std::span(tokens, static_cast<std::size_t>(slot.batch[0].numel())), order);
+    stage(slot.batch[3], order, 0);
+  }
+  stage(slot.batch[4], batch.documents, batch.documents.back());
+  const DeviceBatch& device = runtime_->batch();
+  const Tensor* targets[5] = {&device.tokens, &device.targets, &device.positions, &device.order,
+                              &device.documents};
+  for (int i = 0; i < 5; ++i) {
+    runtime_->compute().copy_bytes(targets[i]->data, slot.batch[i].data, targets[i]->bytes());
+  }
+  runtime_->compute().record(*slot.uploaded);
+}
+
+void Trainer::run_step(std::int64_t step) {
+  Stream& stream = runtime_->compute();
+  ModelRuntime& runtime = *runtime_;
+  Staging::Slot& slot = staging_->slots[step % 2];
+  LayerContext layer = runtime.layer_context();
+  runtime.params().begin_step();
+  stream.set_zero(runtime.totals().data, runtime.totals().bytes());
+  double target_tokens = 0;
+  const std::int64_t count = train_loader_->used_micro_batches(step - 1);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const MicroBatch batch = train_loader_->load(step - 1, i);
+    target_tokens += static_cast<double>(batch.target_tokens);
+    upload(batch);
+    runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
+      runtime.sync().gradients_ready(bucket, i + 1 == count);
+    });
+  }
+
+  auto* scalars = reinterpret_cast<Staging::Scalars*>(slot.scalars.data);
+  scalars->denominator = target_tokens;
+  const bool out_of_time = config_.run.time_limit &&
+                           seconds_between(run_start_, Clock::now()) > parse_duration(*config_.run.time_limit).value();
+  scalars->stop = out_of_time || (settings_.stop_requested && settings_.stop_requested()) ? 1 : 0;
+  scalars->control = StepControl{};
+  scalars->control.step = step;
+  scalars->control.learning_rate = static_cast<float>(schedule_.rate(step));
+  scalars->control.max_grad_norm = static_cast<float>(config_.optimizer.max_grad_norm);
+  scalars->control.rounding_key = derive_key(static_cast<std::uint64_t>(config_.train.seed),
+                                             RandomPurpose::kStochasticRounding, static_cast<std::uint64_t>(step));
+  const Tensor stop(staging_->device_stop.data(), DType::kF64, Shape{1}, context_->device());
+  stream.copy_bytes(runtime.totals().flat_slice(1, 1).data, &scalars->denominator, sizeof(double));
+  stream.copy_bytes(stop.data, &scalars->stop, sizeof(double));
+  stream.copy_bytes(runtime.control().data, &scalars->control, StepControl::kHostBytes);
+  mesh_.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, stream);
+  mesh_.world().all_reduce(stop, ReduceOp::kMax, stream);
+  runtime.sync().finish_gradients();
+  checkpoints_->before_update(stream);
+  optimizer_step(runtime, adamw_settings(config_.optimizer));
+
+  auto* results = reinterpret_cast<Staging::Results*>(slot.results.data);
+  stream.copy_bytes(results->totals, runtime.totals().data, sizeof results->totals);
+  stream.copy_bytes(&results->control, runtime.control().data, sizeof results->control);
+  stream.copy_bytes(&results->stop, stop.data, sizeof results->stop);
+  stream.record(*slot.finished);
+  slot.step = step;
+}
+
+void Trainer::collect(std::int64_t step) {
+  Staging::Slot& slot = staging_->slots[step % 2];
+  if (step <= start_step_ || slot.step != step || collected_step_ >= step) return;
+  slot.finished->synchronize();
+  collected_step_ = step;
+  const auto now = Clock::now();
+  Staging::Results results;
+  std::memcpy(&results, slot.results.data, sizeof results);
+  adam_step_ = results.control.adam_step;
+  if (results.stop > 0) stop_ = true;
+
+  const double seconds = seconds_between(step_start_, now);
+  step_start_ = now;
+  const auto tokens = static_cast<std::int64_t>(results.totals[1]);
+  tokens_total_ += tokens;
+  const bool applied = results.control.is_finite != 0 && results.control.has_targets != 0;
+  if (!applied) ++skipped_steps_;
+
+  TrainRow row;
+  row.step = step;
+  row.epoch = train_loader_->epochs_after(step);
+  row.loss = tokens > 0 ? results.totals[0] / results.totals[1] : std::nan("");
+  row.grad_norm = results.control.grad_norm;
+  row.learning_rate = schedule_.rate(step);
+  row.target_tokens = tokens;
+  row.tokens_total = tokens_total_;
+  row.step_seconds = seconds;
+  const auto work = static_cast<double>(batch_.global_batch_size * config_.train.sequence_length);
+  row.tokens_per_second = work / seconds;
+  row.tokens_per_second_per_gpu = row.tokens_per_second / mesh_.world().size();
+  const double peak = context_->capabilities().peak_bf16_flops;
+  if (peak > 0) {
+    row.mfu = row.tokens_per_second_per_gpu * flops_per_token(hf_.model, config_.train.sequence_length) / peak;
+  }
+  row.memory_peak_bytes = memory_.total();
+  row.skipped = !applied;
+  if (is_first_) {
+    if (step % config_.log.every_steps == 0 || step == total_steps_) folder_.write(row);
+    progress_->show(row);
+    if (results.control.has_targets == 0) {
+      progress_->say(fmt::format("step {} has no target token on any rank: no update was made", step));
+      folder_.write_event("no_targets", step, "no target token; no update");
+    }
+  }
+  if (results.control.has_targets != 0 && results.control.is_finite == 0) {
+    const std::string text = fmt::format("loss {} and gradient norm {} are not finite", row.loss, row.grad_norm);
+    if (is_first_) folder_.write_event("not_finite", step, text);
+    if (config_.faults.nan == "stop") {
+      TESSERA_FAIL(ErrorKind::kInternal,
+                   "[train] step {}: {}; no update was made. Lower optimizer.learning_rate, look at the step's "
+                   "data with `tessera inspect data`, or go on past it with faults.nan: skip",
+                   step, text);
+    }
+    if (is_first_) progress_->say(fmt::format("step {}: {}: no update was made", step, text));
+  }
+}
+
+double Trainer::evaluate(std::int64_t step) {
+  Stream& stream = runtime_->compute();
+  LayerContext layer = runtime_->layer_context();
+  stream.set_zero(runtime_->totals().data, runtime_->totals().bytes());
+  double target_tokens = 0;
+  std::int64_t count = eval_loader_->steps_per_epoch();
+  if (config_.eval.max_batches) count = std::min(count, *config_.eval.max_batches);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const MicroBatch batch = eval_loader_->load(i, 0);
+    target_tokens += static_cast<double>(batch.target_tokens);
+    upload(batch);
+    runtime_->model().evaluate(runtime_->batch(), runtime_->loss_sum(), Tensor{}, layer);
+  }
+  stream.copy_bytes(runtime_->totals().flat_slice(1, 1).data, &target_tokens, sizeof target_tokens);
+  mesh_.data_context().all_reduce(runtime_->totals(), ReduceOp::kSum, stream);
+  double totals[2];
+  stream.copy_bytes(totals, runtime_->totals().data, sizeof totals);
+  stream.synchronize();
+  EvalRow row;
+  row.step = step;
+  row.loss = totals[0] / totals[1];
+  row.target_tokens = static_cast<std::int64_t>(totals[1]);
+  row.source = data_.eval->sources().size() == 1 ? data_.eval->sources()[0].name : "all";
+  if (is_first_) {
+    folder_.write(row);
+    progress_->show(row);
+  }
+  if (best_eval_step_ == 0 || row.loss < best_eval_loss_) {
+    best_eval_loss_ = row.loss;
+    best_eval_step_ = step;
+  }
+  return row.loss;
+}
+
+void Trainer::save(std::int64_t step) {
+  std::vector<NamedState> states = parameter_state(*runtime_);
+  if (config_.checkpoint.contents == "weights") {
+    std::erase_if(states, [](const NamedState& state) { return !state.name.starts_with("weight/"); });
+  }
+  if (config_.eval.keep_best && best_eval_step_ > 0) checkpoints_->set_kept_steps({best_eval_step_});
+  checkpoints_->save(step, states, metadata(step), runtime_->compute());
+  for (const SaveOutcome& outcome : checkpoints_->take_outcomes()) {
+    if (!is_first_) continue;
+    if (outcome.is_saved) {
+      progress_->say(fmt::format("step {}  checkpoint saved ({:.1f} MB in {:.1f} s)", outcome.step,
+                                 static_cast<double>(outcome.bytes) / 1e6, outcome.seconds));
+      folder_.write_event("checkpoint", outcome.step, "saved");
+    } else {
+      progress_->say(fmt::format("step {}  the checkpoint could not be saved: {}", outcome.step, outcome.error));
+      folder_.write_event("checkpoint_failed", outcome.step, outcome.error);
+    }
+  }
+  last_save_ = Clock::now();
+}
+
+void Trainer::finish(std::int64_t step) {
+  ExportSettings settings;
+  settings.folder = folder_.final_model();
+  settings.dtype = options_.params.compute;
+  settings.source = &hf_;
+  if (tokenizer_.source != "bytes") settings.tokenizer_source = tokenizer_.source;
+  export_model(*runtime_, settings);
+  if (is_first_) {
+    progress_->say(fmt::format("final model in {}", settings.folder.string()));
+    folder_.write_event("done", step, "final model written");
+  }
+}
+
+int Trainer::run() {
+  if (settings_.dry_run) return 0;
+  progress_ = std::make_unique<Progress>(start_step_ + 1, total_steps_, is_first_);
+  if (start_step_ >= total_steps_) {
+    if (is_first_) progress_->say(fmt::format("the run is complete: {} of {} steps", start_step_, total_steps_));
+    if (!std::filesystem::exists(folder_.final_model() / "config.json")) finish(start_step_);
+    return 0;
+  }
+  if (config_.eval.at_start && eval_loader_ && start_step_ == 0) evaluate(0);
+  step_start_ = Clock::now();
+  collected_step_ = start_step_;
+  std::int64_t step = start_step_;
+  std::int64_t saved_step = start_step_;
+  while (step < total_steps_ && !should_stop()) {
+    run_step(++step);
+    const bool evaluates = eval_loader_ && config_.eval.every_steps && step % *config_.eval.every_steps == 0;
+    const bool saves = config_.checkpoint.every_steps && step % *config_.checkpoint.every_steps == 0;
+    const bool exports = config_.checkpoint.exports.every_steps &&
+                         step % *config_.checkpoint.exports.every_steps == 0;
+    collect(step - 1);
+    if (!evaluates && !saves && !exports && step < total_steps_) continue;
+    collect(step);
+    if (evaluates || (eval_loader_ && step == total_steps_)) evaluate(step);
+    if (saves) {
+      save(step);
+      saved_step = step;
+    }
+    if (exports) {
+      ExportSettings settings;
+      settings.folder = folder_.exports() / fmt::format("step-{:06}", step);
+      settings.dtype = options_.params.compute;
+      settings.source = &hf_;
+      if (tokenizer_.source != "bytes") settings.tokenizer_source = tokenizer_.source;
+      export_model(*runtime_, settings);
+    }
+    step_start_ = Clock::now();
+  }
+  collect(step);
+  if (saved_step != step) save(step);
+  checkpoints_->finish(runtime_->compute());
+  if (step < total_steps_) {
+    if (is_first_) {
+      progress_->say(fmt::format("stopped on request after step {} of {}; the same command goes on from here",
+                                 step, total_steps_));
+      folder_.write_event("stopped", step, "stopped on request after saving");
+    }
+    return 75;
+  }
+  finish(step);
+  return 0;
+}
+
+}  // namespace tessera

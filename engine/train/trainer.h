@@ -1,0 +1,95 @@
+// Trainer: owns one run on one rank — from the configuration to the final model. The step itself is
+// Trainer::run_step; what it needs is built by the constructor, and nothing is allocated afterwards.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_writer.h"
+#include "data/loader.h"
+#include "engine/train/progress.h"
+#include "engine/train/run_folder.h"
+#include "engine/train/run_setup.h"
+
+namespace tessera {
+
+struct TrainSettings {
+  std::string resume = "auto";              // auto, never, or a checkpoint folder
+  std::vector<std::string> allowed_changes; // keys that may differ from the resumed run's
+  bool overwrite = false;                   // start anew although the run folder holds a run
+  bool dry_run = false;                     // plan and check everything, then stop
+  // Asked at step edges on every rank: whether this process was told to stop (a signal).
+  std::function<bool()> stop_requested;
+};
+
+class Trainer {
+ public:
+  // `config` is resolved; `world` has the ranks of the whole job. The context must outlive the trainer.
+  Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Communicator> world,
+          BackendContext& context);
+  ~Trainer();
+
+  // Trains to the end and returns the exit code: 0 done, 75 stopped on request after saving.
+  int run();
+
+ private:
+  struct Staging;
+
+  void load_data();
+  void plan();
+  void report_plan();
+  void start_weights();
+  void restore(const std::filesystem::path& checkpoint);
+
+  void run_step(std::int64_t step);
+  void upload(const MicroBatch& batch);
+  void collect(std::int64_t step);
+  double evaluate(std::int64_t step);
+  void save(std::int64_t step);
+  void finish(std::int64_t step);
+  // Whether the ranks agreed to stop; known one step late.
+  bool should_stop() const { return stop_; }
+  std::string metadata(std::int64_t step) const;
+
+  RunConfig config_;
+  TrainSettings settings_;
+  BackendContext* context_;
+  ProcessMesh mesh_;
+  bool is_first_;  // rank 0 of the job: prints and writes
+  RunFolder folder_;
+  HfConfig hf_;
+  RunTokenizer tokenizer_;
+  BatchShape batch_;
+  PreparedData data_;
+  std::unique_ptr<DataLoader> train_loader_;
+  std::unique_ptr<DataLoader> eval_loader_;
+  std::int64_t total_steps_ = 0;
+  LearningRateSchedule schedule_;
+  RuntimeOptions options_;
+  RuntimeMemory memory_;
+  std::unique_ptr<ModelRuntime> runtime_;
+  std::unique_ptr<Staging> staging_;
+  std::unique_ptr<CheckpointWriter> checkpoints_;
+  std::unique_ptr<Progress> progress_;
+
+  // State of the run that a checkpoint carries.
+  std::int64_t start_step_ = 0;       // finished updates at the start
+  std::int64_t tokens_total_ = 0;     // target tokens trained so far
+  std::int64_t skipped_steps_ = 0;
+  std::int64_t adam_step_ = 0;        // updates applied, as of the last collected step
+  double best_eval_loss_ = 0;
+  std::int64_t best_eval_step_ = 0;   // 0: none yet
+
+  std::int64_t collected_step_ = 0;
+  bool stop_ = false;
+  std::chrono::steady_clock::time_point run_start_;
+  std::chrono::steady_clock::time_point step_start_;
+  std::chrono::steady_clock::time_point last_save_;
+};
+
+}  // namespace tessera
