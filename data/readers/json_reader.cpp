@@ -146,6 +146,11 @@ std::string JsonReader::read_string() {
 
 std::int32_t JsonReader::read_int32() {
   const std::size_t start = next_;
+  for (const std::string_view word : {"false", "true"}) {
+    if (text_.substr(next_, word.size()) != word) continue;
+    next_ += word.size();
+    return word == "true" ? 1 : 0;
+  }
   bool negative = false;
   if (next_ < text_.size() && text_[next_] == '-') {
     negative = true;

@@ -45,7 +45,8 @@ class JsonReader {
   // A lone surrogate (\ud83e) becomes U+FFFD; all other escapes are exact, \u0000 included.
   std::string read_string();
 
-  // [1, 2, 3]; numbers must be integers of at most 32 bits.
+  // [1, 2, 3]; numbers must be integers of at most 32 bits. true and false count as 1 and 0, as some
+  // tools write masks.
   void read_integers(std::vector<std::int32_t>& out);
 
   bool consume_null();

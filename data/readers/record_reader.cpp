@@ -155,7 +155,7 @@ class ObjectRecords : public RecordReader {
         is_opened_ = true;
         c = next_char();
       } else if (c != ']') {
-        CHECK_USER(c == ',', "[data] {}: expected ',' or ']' after a record", here());
+        CHECK_USER(c == ',' || c == '\0', "[data] {}: expected ',' or ']' after a record", here());
         c = next_char();
         CHECK_USER(c != ']', "[data] {}: the array ends behind a comma", here());
       }
@@ -267,7 +267,9 @@ std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t m
 }
 
 std::string place_of(const FileRange& range, std::int64_t line) {
-  const std::int64_t before = range.begin > 0 ? count_lines(range.file.path, range.begin) : 0;
+  // The first line of a range follows the first line end at or behind the byte before the range.
+  const std::int64_t before =
+      range.begin > 0 ? count_lines(range.file.path, range.begin - 1) + 1 : 0;
   return fmt::format("{}:{}", range.file.path.string(), before + line);
 }
 
