@@ -66,26 +66,31 @@ std::string row(const FieldRecord& record, const std::string& key) {
                      value, cell(meaning));
 }
 
-// The refusals of one value of a key, found by setting it.
-void append_refusals(const std::string& key, const std::string& value, std::string& text) {
+// Whether a key is refused with this value, found by setting it.
+bool is_refused(const std::string& key, const std::string& value) {
   ConfigNode root;
   apply_override(root, fmt::format("{}={}", key, value));
   RunConfig config;
   collect_config(root, [&config](FieldVisitor& v) { config.visit(v); });
-  for (const UnavailableValue& found : unavailable_values(config)) {
-    text += fmt::format("- `{}` {}\n", found.key, found.message);
-  }
+  return !unavailable_values(config).empty();
 }
 
 std::string unavailable(const std::vector<FieldRecord>& records) {
-  std::string text = "\n### Not available in this version\n\nThese are refused when a configuration is read:\n\n";
-  for (const auto& [key, message] : unavailable_keys()) text += fmt::format("- `{}` {}\n", key, message);
+  std::string text = "\n### Not available in this version\n\nRefused when a configuration is read:\n\n";
   for (const FieldRecord& record : records) {
-    for (const std::string& choice : record.options.choices) append_refusals(record.name, choice, text);
-    if (record.type == "integer" && record.name.starts_with("parallel.")) {
-      for (const char* number : {"2", "3"}) append_refusals(record.name, number, text);
+    std::vector<std::string> refused;
+    for (const std::string& choice : record.options.choices) {
+      if (is_refused(record.name, choice)) refused.push_back(choice);
+    }
+    if (!refused.empty()) text += fmt::format("- `{}`: {}\n", record.name, code_list(refused));
+    if (record.type != "integer" || !record.name.starts_with("parallel.")) continue;
+    for (int number = 1; number <= 3; ++number) {
+      if (!is_refused(record.name, std::to_string(number))) continue;
+      text += fmt::format("- `{}` above {}\n", record.name, number - 1);
+      break;
     }
   }
+  for (const auto& [key, message] : unavailable_keys()) text += fmt::format("- `{}` {}\n", key, message);
   return text;
 }
 

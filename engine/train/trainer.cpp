@@ -31,59 +31,33 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 
 }  // namespace
 
-// Page-locked memory between the host and the device. Inputs and results have two slots each, so that
-// the host may fill one while the device still reads the other.
+// Page-locked memory for the scalars between the host and the device: two slots, since a step's results
+// are read while the next step is under way.
 struct Trainer::Staging {
-  // What comes back from a step, read one step late.
-  struct Results {
-    double totals[2];  // summed loss, denominator
-    StepControl control;
-    double stop;
-  };
-  // Scalars that go to the device at a step's end.
-  struct Scalars {
+  struct Scalars {  // to the device at a step's end
     double denominator;
     double stop;
     StepControl control;
   };
+  struct Results {  // back from it, read one step late
+    double totals[2];  // summed loss, denominator
+    StepControl control;
+    double stop;
+  };
   struct Slot {
-    Tensor batch[5];  // tokens, targets, positions, order, documents
-    std::unique_ptr<Event> uploaded;
-    Tensor scalars;
-    Tensor results;
-    std::unique_ptr<Event> finished;
-    std::int64_t step = 0;  // of the results; 0: none pending
+    Scalars scalars;
+    Results results;
   };
 
-  Staging(ModelRuntime& runtime) {
-    const DeviceBatch& batch = runtime.batch();
-    const Tensor* parts[5] = {&batch.tokens, &batch.targets, &batch.positions, &batch.order,
-                              &batch.documents};
-    const auto plan = [&](Arena& arena) {
-      for (Slot& slot : slots) {
-        for (int i = 0; i < 5; ++i) {
-          slot.batch[i] = arena.allocate("staged batch", DType::kI32, parts[i]->shape, MemoryClass::kInput);
-        }
-        slot.scalars = arena.allocate("staged scalars", DType::kU8, Shape{sizeof(Scalars)}, MemoryClass::kInput);
-        slot.results = arena.allocate("staged results", DType::kU8, Shape{sizeof(Results)}, MemoryClass::kInput);
-      }
-    };
-    ContextOptions meta_options;
-    const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
-    Arena measure(*meta, 0, MemoryKind::kPinnedHost);
-    plan(measure);
-    arena = std::make_unique<Arena>(runtime.context(), measure.used(), MemoryKind::kPinnedHost);
-    plan(*arena);
-    for (Slot& slot : slots) {
-      slot.uploaded = runtime.context().make_event();
-      slot.finished = runtime.context().make_event();
-    }
-    device_stop = Buffer(runtime.context(), sizeof(double));
+  explicit Staging(ModelRuntime& runtime)
+      : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost),
+        device_stop(runtime.context(), sizeof(double)) {
+    for (auto& event : finished) event = runtime.context().make_event();
   }
+  Slot& slot(std::int64_t step) { return static_cast<Slot*>(memory.data())[step % 2]; }
 
-  Slot slots[2];
-  std::unique_ptr<Arena> arena;
-  int next_batch = 0;
+  Buffer memory;
+  std::unique_ptr<Event> finished[2];
   Buffer device_stop;  // one fp64: the largest stop request of all ranks
 };
 
@@ -106,6 +80,7 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   if (is_first_) report_plan();
   if (settings_.dry_run) return;
   runtime_ = std::make_unique<ModelRuntime>(context, mesh_, hf_.model, options_, memory_);
+  uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
   start_weights();
 }
@@ -259,42 +234,10 @@ std::string Trainer::metadata(std::int64_t step) const {
   return json.dump();
 }
 
-void Trainer::upload(const MicroBatch& batch) {
-  Staging::Slot& slot = staging_->slots[staging_->next_batch];
-  staging_->next_batch ^= 1;
-  slot.uploaded->synchronize();  // the device is done with what this slot held
-  const auto stage = [](const Tensor& to, const std::vector<std::int32_t>& from, std::int32_t padding) {
-    const auto count = std::min(static_cast<std::size_t>(to.numel()), from.size());
-    auto* out = to.as<std::int32_t>();
-    std::memcpy(out, from.data(), count * sizeof(std::int32_t));
-    std::fill(out + count, out + to.numel(), padding);
-  };
-  // The geometry may be longer than the batch: padded to a multiple of tp.
-  stage(slot.batch[0], batch.inputs, 0);
-  stage(slot.batch[1], batch.targets, kIgnoredTarget);
-  stage(slot.batch[2], batch.positions, 0);
-  if (slot.batch[3].numel() == static_cast<std::int64_t>(batch.order.size())) {
-    stage(slot.batch[3], batch.order, 0);
-  } else {
-    const auto* tokens = slot.batch[0].as<std::int32_t>();
-    std::vector<std::int32_t> order;
-    sort_tokens(std::span(tokens, static_cast<std::size_t>(slot.batch[0].numel())), order);
-    stage(slot.batch[3], order, 0);
-  }
-  stage(slot.batch[4], batch.documents, batch.documents.back());
-  const DeviceBatch& device = runtime_->batch();
-  const Tensor* targets[5] = {&device.tokens, &device.targets, &device.positions, &device.order,
-                              &device.documents};
-  for (int i = 0; i < 5; ++i) {
-    runtime_->compute().copy_bytes(targets[i]->data, slot.batch[i].data, targets[i]->bytes());
-  }
-  runtime_->compute().record(*slot.uploaded);
-}
-
 void Trainer::run_step(std::int64_t step) {
   Stream& stream = runtime_->compute();
   ModelRuntime& runtime = *runtime_;
-  Staging::Slot& slot = staging_->slots[step % 2];
+  Staging::Slot& slot = staging_->slot(step);
   LayerContext layer = runtime.layer_context();
   runtime.params().begin_step();
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
@@ -303,13 +246,13 @@ void Trainer::run_step(std::int64_t step) {
   for (std::int64_t i = 0; i < count; ++i) {
     const MicroBatch batch = train_loader_->load(step - 1, i);
     target_tokens += static_cast<double>(batch.target_tokens);
-    upload(batch);
+    uploader_->upload(batch);
     runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
       runtime.sync().gradients_ready(bucket, i + 1 == count);
     });
   }
 
-  auto* scalars = reinterpret_cast<Staging::Scalars*>(slot.scalars.data);
+  Staging::Scalars* scalars = &slot.scalars;
   scalars->denominator = target_tokens;
   const bool out_of_time = config_.run.time_limit &&
                            seconds_between(run_start_, Clock::now()) > parse_duration(*config_.run.time_limit).value();
@@ -330,22 +273,20 @@ void Trainer::run_step(std::int64_t step) {
   checkpoints_->before_update(stream);
   optimizer_step(runtime, adamw_settings(config_.optimizer));
 
-  auto* results = reinterpret_cast<Staging::Results*>(slot.results.data);
+  Staging::Results* results = &slot.results;
   stream.copy_bytes(results->totals, runtime.totals().data, sizeof results->totals);
   stream.copy_bytes(&results->control, runtime.control().data, sizeof results->control);
   stream.copy_bytes(&results->stop, stop.data, sizeof results->stop);
-  stream.record(*slot.finished);
-  slot.step = step;
+  stream.record(*staging_->finished[step % 2]);
+  enqueued_step_ = step;
 }
 
 void Trainer::collect(std::int64_t step) {
-  Staging::Slot& slot = staging_->slots[step % 2];
-  if (step <= start_step_ || slot.step != step || collected_step_ >= step) return;
-  slot.finished->synchronize();
+  if (step <= collected_step_ || step > enqueued_step_) return;
+  staging_->finished[step % 2]->synchronize();
   collected_step_ = step;
   const auto now = Clock::now();
-  Staging::Results results;
-  std::memcpy(&results, slot.results.data, sizeof results);
+  const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
   if (results.stop > 0) stop_ = true;
 
@@ -395,28 +336,12 @@ void Trainer::collect(std::int64_t step) {
   }
 }
 
-double Trainer::evaluate(std::int64_t step) {
-  Stream& stream = runtime_->compute();
-  LayerContext layer = runtime_->layer_context();
-  stream.set_zero(runtime_->totals().data, runtime_->totals().bytes());
-  double target_tokens = 0;
-  std::int64_t count = eval_loader_->steps_per_epoch();
-  if (config_.eval.max_batches) count = std::min(count, *config_.eval.max_batches);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const MicroBatch batch = eval_loader_->load(i, 0);
-    target_tokens += static_cast<double>(batch.target_tokens);
-    upload(batch);
-    runtime_->model().evaluate(runtime_->batch(), runtime_->loss_sum(), Tensor{}, layer);
-  }
-  stream.copy_bytes(runtime_->totals().flat_slice(1, 1).data, &target_tokens, sizeof target_tokens);
-  mesh_.data_context().all_reduce(runtime_->totals(), ReduceOp::kSum, stream);
-  double totals[2];
-  stream.copy_bytes(totals, runtime_->totals().data, sizeof totals);
-  stream.synchronize();
+void Trainer::evaluate_at(std::int64_t step) {
+  const EvaluationResult result = evaluate(*runtime_, *uploader_, *eval_loader_, config_.eval.max_batches);
   EvalRow row;
   row.step = step;
-  row.loss = totals[0] / totals[1];
-  row.target_tokens = static_cast<std::int64_t>(totals[1]);
+  row.loss = result.loss();
+  row.target_tokens = result.target_tokens;
   row.source = data_.eval->sources().size() == 1 ? data_.eval->sources()[0].name : "all";
   if (is_first_) {
     folder_.write(row);
@@ -426,7 +351,6 @@ double Trainer::evaluate(std::int64_t step) {
     best_eval_loss_ = row.loss;
     best_eval_step_ = step;
   }
-  return row.loss;
 }
 
 void Trainer::save(std::int64_t step) {
@@ -450,15 +374,19 @@ void Trainer::save(std::int64_t step) {
   last_save_ = Clock::now();
 }
 
-void Trainer::finish(std::int64_t step) {
+void Trainer::write_model(const std::filesystem::path& folder) {
   ExportSettings settings;
-  settings.folder = folder_.final_model();
+  settings.folder = folder;
   settings.dtype = options_.params.compute;
   settings.source = &hf_;
   if (tokenizer_.source != "bytes") settings.tokenizer_source = tokenizer_.source;
   export_model(*runtime_, settings);
+}
+
+void Trainer::finish(std::int64_t step) {
+  write_model(folder_.final_model());
   if (is_first_) {
-    progress_->say(fmt::format("final model in {}", settings.folder.string()));
+    progress_->say(fmt::format("final model in {}", folder_.final_model().string()));
     folder_.write_event("done", step, "final model written");
   }
 }
@@ -471,9 +399,9 @@ int Trainer::run() {
     if (!std::filesystem::exists(folder_.final_model() / "config.json")) finish(start_step_);
     return 0;
   }
-  if (config_.eval.at_start && eval_loader_ && start_step_ == 0) evaluate(0);
+  if (config_.eval.at_start && eval_loader_ && start_step_ == 0) evaluate_at(0);
   step_start_ = Clock::now();
-  collected_step_ = start_step_;
+  collected_step_ = enqueued_step_ = start_step_;
   std::int64_t step = start_step_;
   std::int64_t saved_step = start_step_;
   while (step < total_steps_ && !should_stop()) {
@@ -485,19 +413,12 @@ int Trainer::run() {
     collect(step - 1);
     if (!evaluates && !saves && !exports && step < total_steps_) continue;
     collect(step);
-    if (evaluates || (eval_loader_ && step == total_steps_)) evaluate(step);
+    if (evaluates || (eval_loader_ && step == total_steps_)) evaluate_at(step);
     if (saves) {
       save(step);
       saved_step = step;
     }
-    if (exports) {
-      ExportSettings settings;
-      settings.folder = folder_.exports() / fmt::format("step-{:06}", step);
-      settings.dtype = options_.params.compute;
-      settings.source = &hf_;
-      if (tokenizer_.source != "bytes") settings.tokenizer_source = tokenizer_.source;
-      export_model(*runtime_, settings);
-    }
+    if (exports) write_model(folder_.exports() / fmt::format("step-{:06}", step));
     step_start_ = Clock::now();
   }
   collect(step);

@@ -12,6 +12,7 @@
 
 #include "checkpoint/checkpoint_writer.h"
 #include "data/loader.h"
+#include "engine/train/evaluator.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/run_setup.h"
@@ -47,10 +48,10 @@ class Trainer {
   void restore(const std::filesystem::path& checkpoint);
 
   void run_step(std::int64_t step);
-  void upload(const MicroBatch& batch);
   void collect(std::int64_t step);
-  double evaluate(std::int64_t step);
+  void evaluate_at(std::int64_t step);
   void save(std::int64_t step);
+  void write_model(const std::filesystem::path& folder);
   void finish(std::int64_t step);
   // Whether the ranks agreed to stop; known one step late.
   bool should_stop() const { return stop_; }
@@ -73,6 +74,7 @@ class Trainer {
   RuntimeOptions options_;
   RuntimeMemory memory_;
   std::unique_ptr<ModelRuntime> runtime_;
+  std::unique_ptr<BatchUploader> uploader_;
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<Progress> progress_;
@@ -85,7 +87,8 @@ class Trainer {
   double best_eval_loss_ = 0;
   std::int64_t best_eval_step_ = 0;   // 0: none yet
 
-  std::int64_t collected_step_ = 0;
+  std::int64_t enqueued_step_ = 0;   // last step given to the device
+  std::int64_t collected_step_ = 0;  // last step whose results were read
   bool stop_ = false;
   std::chrono::steady_clock::time_point run_start_;
   std::chrono::steady_clock::time_point step_start_;

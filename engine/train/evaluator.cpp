@@ -1,0 +1,55 @@
+#include "engine/train/evaluator.h"
+
+#include <algorithm>
+
+#include "engine/core/error.h"
+#include "models/weights.h"
+
+namespace tessera {
+
+double EvaluationResult::loss() const {
+  CHECK_USER(target_tokens > 0, "[eval] no token of the data is a target: there is no loss to report");
+  return loss_sum / static_cast<double>(target_tokens);
+}
+
+EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLoader& loader,
+                          std::optional<std::int64_t> max_batches, bool wants_token_losses) {
+  Stream& stream = runtime.compute();
+  LayerContext layer = runtime.layer_context();
+  EvaluationResult result;
+  stream.set_zero(runtime.totals().data, runtime.totals().bytes());
+  double target_tokens = 0;
+  std::int64_t count = loader.steps_per_epoch();
+  if (max_batches) count = std::min(count, *max_batches);
+  std::vector<char> raw(runtime.nll().bytes());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const MicroBatch batch = loader.load(i, 0);
+    target_tokens += static_cast<double>(batch.target_tokens);
+    uploader.upload(batch);
+    runtime.model().evaluate(runtime.batch(), runtime.loss_sum(),
+                             wants_token_losses ? runtime.nll() : Tensor{}, layer);
+    if (!wants_token_losses) continue;
+    stream.copy_bytes(raw.data(), runtime.nll().data, raw.size());
+    stream.synchronize();
+    std::vector<double> losses(static_cast<std::size_t>(runtime.nll().numel()));
+    convert_elements(raw.data(), runtime.nll().dtype, losses.data(), DType::kF64, runtime.nll().numel());
+    result.token_losses.insert(result.token_losses.end(), losses.begin(), losses.begin() + batch.tokens());
+  }
+  const Tensor denominator = runtime.totals().flat_slice(1, 1);
+  stream.copy_bytes(denominator.data, &target_tokens, sizeof target_tokens);
+  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, stream);
+  double totals[2] = {0, 0};
+  stream.copy_bytes(totals, runtime.totals().data, sizeof totals);
+  stream.synchronize();
+  result.loss_sum = totals[0];
+  result.target_tokens = static_cast<std::int64_t>(totals[1]);
+  return result;
+}
+
+void dry_run_evaluation(ModelRuntime& runtime) {
+  LayerContext layer = runtime.layer_context();
+  runtime.model().evaluate(runtime.batch(), runtime.loss_sum(), runtime.nll(), layer);
+  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+}
+
+}  // namespace tessera
