@@ -231,6 +231,11 @@ std::string Trainer::metadata(std::int64_t step) const {
   json["adam_step"] = adam_step_;
   json["best_eval_step"] = best_eval_step_;
   json["best_eval_loss"] = best_eval_loss_;
+  // What `tessera export` needs beside the weights.
+  json["model_config"] = format_hf_config(hf_.model, hf_.config_text);
+  json["generation_config"] = hf_.generation_text;
+  json["tokenizer"] = tokenizer_.source == "bytes" ? "" : tokenizer_.source;
+  json["compute"] = config_.precision.compute;
   return json.dump();
 }
 

@@ -1,0 +1,22 @@
+// What the planner knows of the GPUs it plans for: datasheet sizes and the rates of a soaked card.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "engine/device/context.h"
+
+namespace tessera {
+
+struct GpuModel {
+  std::string name;
+  Capabilities capabilities;
+  std::size_t usable_bytes = 0;    // for Tessera's arenas; 0: unlimited (cpu)
+  std::size_t reserved_bytes = 0;  // driver context, library handles, communication buffers
+  double sustained_bf16_flops = 0; // matrix products after seconds of load; 0: unknown
+};
+
+// By name ("h100-sxm"); kUser, listing the names, if there is no such model.
+GpuModel find_gpu_model(const std::string& name);
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#include "engine/plan/traffic.h"
+
+#include "models/hf/names.h"
+
+namespace tessera {
+
+Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const RuntimeOptions& options,
+                     std::int64_t micro_batches) {
+  Traffic traffic;
+  const double tp = mesh.tensor;
+  const double activation = static_cast<double>(options.geometry.tokens) * static_cast<double>(model.hidden_size) *
+                            static_cast<double>(size_of(options.params.compute));
+  // A ring all-gather or reduce-scatter of S bytes sends S (n - 1) / n per rank, an all-reduce twice that.
+  // Per block: forward two gathers and two scatters (or two all-reduces); backward four gathers (two of
+  // them again for the weight gradients) and two scatters under sequence parallelism, else two
+  // all-reduces. A full recompute repeats the forward but its last exchange.
+  const double exchange = activation * (tp - 1) / tp;
+  const bool split = options.sequence_parallel;
+  const double forward = 4 * exchange;
+  const double backward = split ? 6 * exchange : 4 * exchange;
+  const double again = options.recompute == Recompute::kFull ? forward - (split ? 1 : 2) * exchange : 0;
+  traffic.tensor_bytes = static_cast<double>(micro_batches * model.num_hidden_layers) * (forward + backward + again);
+
+  const double dp = mesh.data * mesh.context;
+  const double parameters = static_cast<double>(parameter_count(model)) / tp;
+  const double gradients = parameters * static_cast<double>(size_of(options.params.gradients)) * (dp - 1) / dp;
+  const double weights = parameters * static_cast<double>(size_of(options.params.compute)) * (dp - 1) / dp;
+  traffic.data_bytes = options.params.zero == 0 ? 2 * gradients : gradients + weights;
+  return traffic;
+}
+
+}  // namespace tessera
