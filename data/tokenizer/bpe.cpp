@@ -195,8 +195,13 @@ std::int32_t BpeModel::character(char32_t c) const {
 bool BpeModel::may_cut(char32_t before, char32_t after) const {
   const std::size_t bit = join_bit(before, after);
   if ((joins_[bit / 64] >> (bit % 64) & 1) != 0) return false;
-  // Unknown characters side by side may be fused.
-  return !fuse_unk_ || byte_fallback_ || character(before) >= 0 || character(after) >= 0;
+  if (byte_fallback_) return true;
+  // Without <unk> an unknown character vanishes and its neighbours meet; with it, unknown ones side
+  // by side may be fused.
+  const bool before_known = character(before) >= 0;
+  const bool after_known = character(after) >= 0;
+  if (!has_unk_) return before_known && after_known;
+  return !fuse_unk_ || before_known || after_known;
 }
 
 template <typename Sink>

@@ -1,6 +1,7 @@
 // Remembers the tokens of words met before. One per thread of encoding: no locks, bounded memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -20,9 +21,9 @@ class WordCache {
 
   // What find() leaves for insert().
   struct Place {
-    std::uint64_t low;
-    std::uint64_t high;
-    std::size_t slot;
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+    std::size_t slot = 0;
   };
 
   // The tokens of `word`, valid until the next insert; an empty span if it is not there. `word` must
