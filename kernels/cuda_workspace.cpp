@@ -55,7 +55,7 @@ std::size_t device_scratch(const SumOfSquares& args, const Capabilities&) {
 }
 
 CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities&) {
-  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 8 != 0 || args.shape.head_dim > 256) return {};
+  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 16 != 0 || args.shape.head_dim > 256) return {};
   const std::int64_t documents = args.cu_q.numel() - 1;
   // Lengths (int32) of queries and keys; offsets (int64) of q, k, v, out and lse.
   CudnnScratch result;
@@ -66,7 +66,7 @@ CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities&) {
 }
 
 CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities&) {
-  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 8 != 0 || args.shape.head_dim > 256) return {};
+  if (args.q.dtype != DType::kBF16 || args.shape.head_dim % 16 != 0 || args.shape.head_dim > 256) return {};
   const std::int64_t documents = args.cu_q.numel() - 1;
   const std::int64_t heads = args.shape.heads_q;
   const std::int64_t group = heads / args.shape.heads_kv;

@@ -209,6 +209,23 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = sum;
 }
 
+// The dtypes that only communicators of small formats use.
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_any_kernel(const void* in, void* out, DType dtype, std::int64_t part, int count, bool maximum) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= part) return;
+  float sum = load_any<float>(in, dtype, i);
+  for (int c = 1; c < count; ++c) {
+    const float x = load_any<float>(in, dtype, i + c * part);
+    if (maximum) {
+      sum = (x > sum || x != x) ? x : sum;
+    } else {
+      sum += x;
+    }
+  }
+  store_any<float>(out, dtype, i, sum);
+}
+
 template <typename T, int N>
 void launch_sum_parts(const SumParts& args, std::int64_t n, cudaStream_t s) {
   const std::int64_t vectors = n / N;
@@ -337,6 +354,9 @@ void sum_parts(const SumParts& args, Stream& stream) {
     launch_sum_parts_integer<std::int64_t>(args, n, s);
   } else if (args.in.dtype == DType::kI32) {
     launch_sum_parts_integer<std::int32_t>(args, n, s);
+  } else if (args.in.dtype == DType::kF16 || size_of(args.in.dtype) == 1) {
+    sum_parts_any_kernel<<<grid_size(ceil_div(n, kThreads)), kThreads, 0, s>>>(
+        args.in.data, args.out.data, args.in.dtype, n, args.count, args.maximum);
   } else {
     visit_float(args.in.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;

@@ -86,6 +86,8 @@ class OpFixture {
     context_ = make_context(device, options);
     stream_ = context_->make_stream("test");
   }
+  OpFixture(Device device, const ContextOptions& options)
+      : context_(make_context(device, options)), stream_(context_->make_stream("test")) {}
   ~OpFixture() { check_gaps(); }
 
   BackendContext& context() { return *context_; }

@@ -1,0 +1,536 @@
+// bench_kernels [1b|8b] [filter] [--autotune]: times every op on GPU 0 at the shapes of a model's training
+// step and prints time, achieved GB/s or TFLOP/s, and the share of the ceiling measured in the same run (a
+// large device copy; the fastest bf16 product of the list). Bytes are the minimum of the formula: each
+// input read once, each output written once. Inputs rotate so that they do not come from the L2 cache.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/device/buffer.h"
+#include "engine/device/stream.h"
+#include "engine/memory/scratch.h"
+#include "kernels/ops.h"
+#include "kernels/step_control.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kRuns = 25;
+constexpr std::size_t kColdBytes = std::size_t{256} << 20;
+
+struct Model {
+  const char* name;
+  std::int64_t tokens, sequence, hidden, ffn, heads_q, heads_kv, head_dim, vocab, block_parameters;
+  std::int64_t qkv() const { return (heads_q + 2 * heads_kv) * head_dim; }
+};
+constexpr Model kModels[] = {
+    {"1b", 16384, 4096, 2048, 8192, 32, 8, 64, 128256, 60'821'504},
+    {"8b", 8192, 4096, 4096, 14336, 32, 8, 128, 128256, 218'112'000},
+};
+
+struct Row {
+  std::string name;
+  double milliseconds, bytes, flops;
+};
+
+class Bench {
+ public:
+  Bench(const ContextOptions& options, std::string filter)
+      : filter_(std::move(filter)),
+        context_(make_context(Device{DeviceKind::kCuda, 0}, options)),
+        stream_(context_->make_stream("bench")),
+        start_(context_->make_event()),
+        end_(context_->make_event()) {}
+
+  Stream& stream() { return *stream_; }
+
+  // A tensor of normal numbers (of nothing, for integer types); lives until clear().
+  Tensor tensor(DType dtype, Shape shape, float std = 1.0f) {
+    const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+    buffers_.emplace_back(*context_, bytes);
+    const Tensor t(buffers_.back().data(), dtype, shape, context_->device());
+    if (dtype == DType::kF32 || dtype == DType::kBF16) {
+      FillNormal fill;
+      fill.out = t;
+      fill.key = derive_key(++seed_, RandomPurpose::kSynthetic);
+      fill.global_cols = t.cols();
+      fill.std = std;
+      fill_normal(fill, *stream_);
+    } else {
+      stream_->set_zero(t.data, bytes);
+    }
+    return t;
+  }
+  template <typename T>
+  Tensor upload(DType dtype, const std::vector<T>& values) {
+    const std::int64_t count = static_cast<std::int64_t>(values.size() * sizeof(T) / size_of(dtype));
+    const Tensor t = tensor(dtype, Shape{count});
+    stream_->copy_bytes(t.data, values.data(), values.size() * sizeof(T));
+    stream_->synchronize();
+    return t;
+  }
+
+  // Times `make()()` over as many argument sets as keep `bytes` each out of the cache.
+  template <typename Arguments>
+  void time(const std::string& name, void (*op)(const Arguments&, Stream&), const std::function<Arguments()>& make,
+            double bytes, double flops = 0) {
+    if (!filter_.empty() && name.find(filter_) == std::string::npos) return;
+    const std::size_t sets =
+        std::clamp<std::size_t>(kColdBytes / static_cast<std::size_t>(std::max(bytes, 1.0)) + 1, 1, 64);
+    std::vector<Arguments> args;
+    std::size_t scratch_bytes = 256;
+    for (std::size_t i = 0; i < sets; ++i) {
+      args.push_back(make());
+      scratch_bytes = std::max(scratch_bytes, workspace(args.back(), context_->capabilities()) + 4096);
+    }
+    std::vector<double> times;
+    {
+      ScratchStack scratch(*stream_, scratch_bytes);
+      for (int i = 0; i < 3; ++i) op(args[static_cast<std::size_t>(i) % sets], *stream_);
+      stream_->synchronize();
+      for (int i = 0; i < kRuns; ++i) {
+        stream_->record(*start_);
+        op(args[static_cast<std::size_t>(i) % sets], *stream_);
+        stream_->record(*end_);
+        end_->synchronize();
+        times.push_back(end_->milliseconds_since(*start_));
+      }
+    }
+    std::sort(times.begin(), times.end());
+    rows_.push_back({name, times[times.size() / 2], bytes, flops});
+    fmt::print(stderr, "{} {:.4f} ms (scratch {} MiB)\n", name, rows_.back().milliseconds, scratch_bytes >> 20);
+  }
+  void clear() {
+    stream_->synchronize();
+    buffers_.clear();
+  }
+
+  double copy_rate() {
+    const std::size_t bytes = std::size_t{2} << 30;
+    const Buffer a(*context_, bytes), b(*context_, bytes);
+    stream_->set_zero(a.data(), bytes);
+    std::vector<double> times;
+    for (int i = 0; i < 10; ++i) {
+      stream_->record(*start_);
+      stream_->copy_bytes(b.data(), a.data(), bytes);
+      stream_->record(*end_);
+      end_->synchronize();
+      times.push_back(end_->milliseconds_since(*start_));
+    }
+    std::sort(times.begin(), times.end());
+    return 2.0 * static_cast<double>(bytes) / times[5] / 1e6;
+  }
+
+  void print() {
+    const double copy = copy_rate();
+    double product = 0;
+    for (const Row& row : rows_) product = std::max(product, row.flops / row.milliseconds / 1e9);
+    fmt::print("\ncopy {:.0f} GB/s (read + written); fastest product {:.0f} TFLOP/s\n", copy, product);
+    fmt::print("{:<36} {:>10} {:>10} {:>10} {:>7}\n", "op", "us", "GB/s", "TFLOP/s", "share");
+    for (const Row& row : rows_) {
+      const double bandwidth = row.bytes / row.milliseconds / 1e6;
+      const double rate = row.flops / row.milliseconds / 1e9;
+      const double share = row.flops > 0 ? rate / product : bandwidth / copy;
+      fmt::print("{:<36} {:>10.1f} {:>10.0f} {:>10} {:>6.1f}%\n", row.name, row.milliseconds * 1e3, bandwidth,
+                 row.flops > 0 ? fmt::format("{:.0f}", rate) : std::string("-"), 100 * share);
+    }
+  }
+
+ private:
+  std::string filter_;
+  std::unique_ptr<BackendContext> context_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Event> start_, end_;
+  std::deque<Buffer> buffers_;
+  std::vector<Row> rows_;
+  std::uint64_t seed_ = 0;
+};
+
+void bench_products(Bench& bench, const Model& m) {
+  struct Linear {
+    const char* name;
+    std::int64_t out, in, tokens;
+  };
+  const std::int64_t chunk = 2048;
+  const Linear linears[] = {{"qkv", m.qkv(), m.hidden, m.tokens},
+                            {"attention_out", m.hidden, m.heads_q * m.head_dim, m.tokens},
+                            {"gate_up", 2 * m.ffn, m.hidden, m.tokens},
+                            {"down", m.hidden, m.ffn, m.tokens},
+                            {"head", m.vocab, m.hidden, chunk}};
+  for (const Linear& l : linears) {
+    const double flops = 2.0 * static_cast<double>(l.tokens) * static_cast<double>(l.out) * static_cast<double>(l.in);
+    const double bytes = 2.0 * static_cast<double>(l.tokens * l.in + l.out * l.in + l.tokens * l.out);
+    const auto make = [&](const char* kind, DType out_type) {
+      return [&bench, l, kind = std::string(kind), out_type] {
+        Gemm g;
+        const DType bf = DType::kBF16;
+        if (kind == "forward") {
+          g.a = bench.tensor(bf, Shape{l.tokens, l.in});
+          g.b = bench.tensor(bf, Shape{l.out, l.in}, 0.02f);
+          g.c = bench.tensor(out_type, Shape{l.tokens, l.out});
+          g.transpose_b = true;
+        } else if (kind == "dgrad") {
+          g.a = bench.tensor(bf, Shape{l.tokens, l.out});
+          g.b = bench.tensor(bf, Shape{l.out, l.in}, 0.02f);
+          g.c = bench.tensor(out_type, Shape{l.tokens, l.in});
+        } else {
+          g.a = bench.tensor(bf, Shape{l.tokens, l.out});
+          g.b = bench.tensor(bf, Shape{l.tokens, l.in});
+          g.c = bench.tensor(out_type, Shape{l.out, l.in});
+          g.transpose_a = true;
+          g.accumulate = true;
+        }
+        return g;
+      };
+    };
+    const std::string name = std::string("gemm ") + l.name;
+    bench.time<Gemm>(name + " forward", gemm, make("forward", DType::kBF16), bytes, flops);
+    bench.clear();
+    bench.time<Gemm>(name + " dgrad", gemm, make("dgrad", DType::kBF16), bytes, flops);
+    bench.clear();
+    bench.time<Gemm>(name + " wgrad bf16", gemm, make("wgrad", DType::kBF16), bytes, flops);
+    bench.clear();
+    bench.time<Gemm>(name + " wgrad fp32", gemm, make("wgrad", DType::kF32), bytes, flops);
+    bench.clear();
+  }
+}
+
+void bench_block(Bench& bench, const Model& m) {
+  const DType bf = DType::kBF16, fp = DType::kF32;
+  const Shape rows{m.tokens, m.hidden};
+  const double row_bytes = 2.0 * static_cast<double>(m.tokens * m.hidden);
+  bench.time<RmsNormForward>("rmsnorm_forward residual", rmsnorm_forward, [&] {
+    RmsNormForward a;
+    a.x = bench.tensor(bf, rows);
+    a.delta = bench.tensor(bf, rows);
+    a.weight = bench.tensor(bf, Shape{m.hidden});
+    a.sum = bench.tensor(bf, rows);
+    a.out = bench.tensor(bf, rows);
+    a.rstd = bench.tensor(fp, Shape{m.tokens});
+    return a;
+  }, 4 * row_bytes);
+  bench.clear();
+  bench.time<RmsNormBackward>("rmsnorm_backward residual", rmsnorm_backward, [&] {
+    RmsNormBackward a;
+    a.dout = bench.tensor(bf, rows);
+    a.s = bench.tensor(bf, rows);
+    a.weight = bench.tensor(bf, Shape{m.hidden});
+    a.rstd = bench.tensor(fp, Shape{m.tokens});
+    a.dsum = bench.tensor(bf, rows);
+    a.dx = bench.tensor(bf, rows);
+    a.dweight = bench.tensor(fp, Shape{m.hidden});
+    a.accumulate_dweight = true;
+    return a;
+  }, 4 * row_bytes);
+  bench.clear();
+  const QkvLayout layout{m.heads_q, m.heads_kv, m.head_dim};
+  std::vector<std::int32_t> positions;
+  for (std::int64_t t = 0; t < m.tokens; ++t) positions.push_back(static_cast<std::int32_t>(t % m.sequence));
+  const double rotated_bytes = 2.0 * static_cast<double>(m.tokens * (layout.q_cols() + layout.kv_cols()));
+  for (const bool norm : {false, true}) {
+    const std::string suffix = norm ? " qk-norm" : "";
+    const double qkv_bytes = 2.0 * static_cast<double>(m.tokens * layout.cols());
+    bench.time<QkvRopeForward>("qkv_rope_forward" + suffix, qkv_rope_forward, [&] {
+      QkvRopeForward a;
+      a.in = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+      a.out = norm ? bench.tensor(bf, a.in.shape) : a.in;
+      a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
+      a.sin = bench.tensor(fp, a.cos.shape);
+      a.positions = bench.upload(DType::kI32, positions);
+      a.layout = layout;
+      if (norm) {
+        a.q_norm = bench.tensor(bf, Shape{m.head_dim});
+        a.k_norm = bench.tensor(bf, Shape{m.head_dim});
+        a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
+      }
+      return a;
+    }, 2 * (norm ? qkv_bytes : rotated_bytes));
+    bench.clear();
+    bench.time<QkvRopeBackward>("qkv_rope_backward" + suffix, qkv_rope_backward, [&] {
+      QkvRopeBackward a;
+      a.d = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+      a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
+      a.sin = bench.tensor(fp, a.cos.shape);
+      a.positions = bench.upload(DType::kI32, positions);
+      a.layout = layout;
+      if (norm) {
+        a.in = bench.tensor(bf, a.d.shape);
+        a.q_norm = bench.tensor(bf, Shape{m.head_dim});
+        a.k_norm = bench.tensor(bf, Shape{m.head_dim});
+        a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
+        a.dq_norm = bench.tensor(fp, Shape{m.head_dim});
+        a.dk_norm = bench.tensor(fp, Shape{m.head_dim});
+      }
+      return a;
+    }, (norm ? 3 : 2) * rotated_bytes);
+    bench.clear();
+  }
+  const double ffn_bytes = 2.0 * static_cast<double>(m.tokens * m.ffn);
+  bench.time<SwiGluForward>("swiglu_forward", swiglu_forward, [&] {
+    return SwiGluForward{bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}), bench.tensor(bf, Shape{m.tokens, m.ffn})};
+  }, 3 * ffn_bytes);
+  bench.clear();
+  bench.time<SwiGluBackward>("swiglu_backward", swiglu_backward, [&] {
+    return SwiGluBackward{bench.tensor(bf, Shape{m.tokens, m.ffn}), bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
+                          bench.tensor(bf, Shape{m.tokens, 2 * m.ffn})};
+  }, 5 * ffn_bytes);
+  bench.clear();
+  bench.time<Add>("add bf16", add, [&] {
+    return Add{bench.tensor(bf, rows), bench.tensor(bf, rows), bench.tensor(bf, rows)};
+  }, 3 * row_bytes);
+  bench.clear();
+  bench.time<Add>("add fp32 += bf16", add, [&] {
+    const Tensor sum = bench.tensor(fp, rows);
+    return Add{sum, bench.tensor(bf, rows), sum};
+  }, 5 * row_bytes);
+  bench.clear();
+  bench.time<Scale>("scale bf16 -> e4m3", scale, [&] {
+    return Scale{bench.tensor(bf, rows), bench.tensor(DType::kF8E4M3, rows), 100.0};
+  }, 1.5 * row_bytes);
+  bench.clear();
+  bench.time<Scale>("scale fp32 -> bf16", scale, [&] {
+    return Scale{bench.tensor(fp, rows), bench.tensor(bf, rows), 1.0};
+  }, 3 * row_bytes);
+  bench.clear();
+  bench.time<ColumnSum>("column_sum", column_sum, [&] {
+    return ColumnSum{bench.tensor(bf, Shape{m.tokens, m.qkv()}), bench.tensor(fp, Shape{m.qkv()}), true};
+  }, 2.0 * static_cast<double>(m.tokens * m.qkv()));
+  bench.clear();
+  for (const int count : {2, 8}) {
+    const std::int64_t n = 16 << 20;
+    bench.time<SumParts>("sum_parts bf16 x " + std::to_string(count), sum_parts, [&] {
+      return SumParts{bench.tensor(bf, Shape{count * n}), bench.tensor(bf, Shape{n}), count, false};
+    }, 2.0 * static_cast<double>((count + 1) * n));
+    bench.clear();
+  }
+}
+
+void bench_attention(Bench& bench, const Model& m, std::int64_t documents, std::int64_t max_documents,
+                     const std::string& label) {
+  const DType bf = DType::kBF16;
+  const QkvLayout layout{m.heads_q, m.heads_kv, m.head_dim};
+  const std::int64_t length = m.tokens / documents;
+  std::vector<std::int32_t> bounds{0};
+  for (std::int64_t d = 0; d < max_documents; ++d) {
+    bounds.push_back(static_cast<std::int32_t>(std::min(m.tokens, (d + 1) * length)));
+  }
+  const double tokens = static_cast<double>(m.tokens);
+  // Two products over half of each document's square.
+  const double flops = 2.0 * tokens * static_cast<double>(length * m.heads_q * m.head_dim);
+  const double bytes = 2.0 * tokens * static_cast<double>(layout.cols() + layout.q_cols());
+  const AttentionShape shape{m.heads_q, m.heads_kv, m.head_dim, 0, length,
+                             static_cast<float>(1 / std::sqrt(static_cast<double>(m.head_dim)))};
+  const auto forward = [&] {
+    AttentionForward a;
+    const Tensor qkv = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+    a.q = qkv.col_slice(0, layout.q_cols());
+    a.k = qkv.col_slice(layout.q_cols(), layout.kv_cols());
+    a.v = qkv.col_slice(layout.q_cols() + layout.kv_cols(), layout.kv_cols());
+    a.out = bench.tensor(bf, Shape{m.tokens, layout.q_cols()});
+    a.lse = bench.tensor(DType::kF32, Shape{m.tokens, m.heads_q});
+    a.cu_q = bench.upload(DType::kI32, bounds);
+    a.cu_k = a.cu_q;
+    a.shape = shape;
+    return a;
+  };
+  bench.time<AttentionForward>("attention_forward " + label, attention_forward, forward, bytes, flops);
+  bench.clear();
+  for (const bool deterministic : {true, false}) {
+    bench.time<AttentionBackward>(
+        "attention_backward " + label + (deterministic ? "" : " free order"), attention_backward,
+        [&] {
+          const AttentionForward f = forward();
+          {
+            ScratchStack scratch(bench.stream(), workspace(f, bench.stream().context().capabilities()) + 4096);
+            attention_forward(f, bench.stream());
+            bench.stream().synchronize();
+          }
+          AttentionBackward a;
+          a.q = f.q, a.k = f.k, a.v = f.v, a.out = f.out, a.lse = f.lse, a.cu_q = f.cu_q, a.cu_k = f.cu_k;
+          a.dout = bench.tensor(bf, f.out.shape);
+          const Tensor d = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+          a.dq = d.col_slice(0, layout.q_cols());
+          a.dk = d.col_slice(layout.q_cols(), layout.kv_cols());
+          a.dv = d.col_slice(layout.q_cols() + layout.kv_cols(), layout.kv_cols());
+          a.shape = shape;
+          a.deterministic = deterministic;
+          return a;
+        },
+        2 * bytes, 2.5 * flops);
+    bench.clear();
+  }
+}
+
+void bench_head(Bench& bench, const Model& m) {
+  const DType bf = DType::kBF16, fp = DType::kF32;
+  const std::int64_t chunk = 2048;
+  std::vector<std::int32_t> targets;
+  for (std::int64_t t = 0; t < chunk; ++t) targets.push_back(static_cast<std::int32_t>((t * 7919) % m.vocab));
+  const double bytes = 2.0 * static_cast<double>(chunk * m.vocab);
+  bench.time<CrossEntropyStats>("cross_entropy_stats", cross_entropy_stats, [&] {
+    CrossEntropyStats a;
+    a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
+    a.targets = bench.upload(DType::kI32, targets);
+    a.stats = bench.tensor(fp, Shape{chunk, 3});
+    a.valid_cols = m.vocab;
+    return a;
+  }, bytes);
+  bench.clear();
+  bench.time<CrossEntropyCombine>("cross_entropy_combine (latency)", cross_entropy_combine, [&] {
+    CrossEntropyCombine a;
+    a.stats = bench.tensor(fp, Shape{1, chunk, 3});
+    a.targets = bench.upload(DType::kI32, targets);
+    a.lse = bench.tensor(fp, Shape{chunk});
+    a.loss_sum = bench.tensor(DType::kF64, Shape{1});
+    return a;
+  }, 16.0 * static_cast<double>(chunk));
+  bench.clear();
+  bench.time<CrossEntropyBackward>("cross_entropy_backward", cross_entropy_backward, [&] {
+    CrossEntropyBackward a;
+    a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
+    a.targets = bench.upload(DType::kI32, targets);
+    a.lse = bench.tensor(fp, Shape{chunk});
+    a.valid_cols = m.vocab;
+    return a;
+  }, 2 * bytes);
+  bench.clear();
+  std::vector<std::int32_t> tokens, order(static_cast<std::size_t>(m.tokens));
+  for (std::int64_t t = 0; t < m.tokens; ++t) {
+    // About the skew of text: a few tokens take a large share.
+    const double u = static_cast<double>((t * 2654435761u) % 100003) / 100003.0;
+    tokens.push_back(static_cast<std::int32_t>(std::pow(u, 6.0) * static_cast<double>(m.vocab - 1)));
+  }
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return tokens[static_cast<std::size_t>(a)] < tokens[static_cast<std::size_t>(b)];
+  });
+  const double row_bytes = 2.0 * static_cast<double>(m.tokens * m.hidden);
+  bench.time<EmbeddingForward>("embedding_forward", embedding_forward, [&] {
+    EmbeddingForward a;
+    a.tokens = bench.upload(DType::kI32, tokens);
+    a.weight = bench.tensor(bf, Shape{m.vocab, m.hidden});
+    a.out = bench.tensor(bf, Shape{m.tokens, m.hidden});
+    return a;
+  }, 2 * row_bytes);
+  bench.clear();
+  bench.time<EmbeddingBackward>("embedding_backward accumulate", embedding_backward, [&] {
+    EmbeddingBackward a;
+    a.tokens = bench.upload(DType::kI32, tokens);
+    a.order = bench.upload(DType::kI32, order);
+    a.dout = bench.tensor(bf, Shape{m.tokens, m.hidden});
+    a.dweight = bench.tensor(bf, Shape{m.vocab, m.hidden});
+    a.accumulate = true;
+    return a;
+  }, row_bytes);
+  bench.clear();
+}
+
+void bench_optimizer(Bench& bench, const Model& m) {
+  const DType bf = DType::kBF16, fp = DType::kF32;
+  const std::int64_t n = m.block_parameters;
+  std::vector<ShardSegment> segments;
+  for (int i = 0; i < 8; ++i) {
+    ShardSegment s;
+    s.begin = n / 8 * i;
+    s.end = i == 7 ? n : n / 8 * (i + 1);
+    s.local_cols = m.hidden;
+    s.global_cols = m.hidden;
+    s.weight_decay = 0.1f;
+    s.stream = i;
+    segments.push_back(s);
+  }
+  StepControl control;
+  control.step = 3;
+  control.adam_step = 3;
+  control.learning_rate = 1e-4f;
+  control.grad_scale = 1e-3f;
+  control.is_finite = 1;
+  control.has_targets = 1;
+  struct Variant {
+    const char* name;
+    DType state, grad;
+    bool master;
+    double bytes;
+  };
+  const Variant variants[] = {{"adamw bf16 states, bf16 grad", bf, bf, false, 14},
+                              {"adamw fp32 master+states, bf16 grad", fp, bf, true, 28},
+                              {"adamw fp32 master+states, fp32 grad", fp, fp, true, 30}};
+  for (const Variant& v : variants) {
+    bench.time<AdamW>(v.name, adamw, [&] {
+      AdamW a;
+      a.weight = bench.tensor(bf, Shape{n}, 0.02f);
+      if (v.master) a.master = bench.tensor(fp, Shape{n}, 0.02f);
+      a.grad = bench.tensor(v.grad, Shape{n});
+      a.m = bench.tensor(v.state, Shape{n}, 0.01f);
+      a.v = bench.tensor(v.state, Shape{n}, 0.0f);
+      a.segments = bench.upload(DType::kU8, segments);
+      a.control = bench.upload(DType::kU8, std::vector<StepControl>{control});
+      return a;
+    }, v.bytes * static_cast<double>(n));
+    bench.clear();
+  }
+  for (const DType grad : {bf, fp}) {
+    bench.time<SumOfSquares>("sum_of_squares " + std::string(name_of(grad)), sum_of_squares, [&] {
+      SumOfSquares a;
+      a.grad = bench.tensor(grad, Shape{n});
+      a.segments = bench.upload(DType::kU8, segments);
+      a.sum = bench.tensor(DType::kF64, Shape{1});
+      return a;
+    }, static_cast<double>(size_of(grad)) * static_cast<double>(n));
+    bench.clear();
+  }
+}
+
+int run(int argc, char** argv) {
+  if (cuda_device_count() == 0) {
+    fmt::print(stderr, "[bench_kernels] no GPU can be used here\n");
+    return 2;
+  }
+  std::string filter;
+  const Model* chosen = nullptr;
+  ContextOptions options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const Model* named = nullptr;
+    for (const Model& m : kModels) named = argument == m.name ? &m : named;
+    if (named != nullptr) {
+      chosen = named;
+    } else if (argument == "--autotune") {
+      options.autotune_gemm = true;
+    } else {
+      filter = argument;
+    }
+  }
+  for (const Model& m : kModels) {
+    if (chosen != nullptr && chosen != &m) continue;
+    fmt::print("== {}: {} tokens\n", m.name, m.tokens);
+    Bench bench(options, filter);
+    bench_products(bench, m);
+    bench_attention(bench, m, m.tokens / m.sequence, m.tokens / m.sequence, "rows");
+    bench_attention(bench, m, m.tokens / 1024, 4 * m.tokens / 1024, "packed 1k");
+    bench_block(bench, m);
+    bench_head(bench, m);
+    bench_optimizer(bench, m);
+    bench.print();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::run(argc, argv);
+  } catch (const tessera::Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return tessera::exit_code(error.kind());
+  }
+}
