@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_folder.h"
