@@ -28,11 +28,10 @@ class CpuEvent : public Event {
     return recorded_;
   }
   void reach(std::uint64_t number) {
-    {
-      const std::lock_guard lock(mutex_);
-      reached_ = std::max(reached_, number);
-      when_ = std::chrono::steady_clock::now();
-    }
+    // Notified under the lock: a waiter may destroy the event as soon as it sees the number.
+    const std::lock_guard lock(mutex_);
+    reached_ = std::max(reached_, number);
+    when_ = std::chrono::steady_clock::now();
     changed_.notify_all();
   }
   void wait_for(std::uint64_t number) const {
