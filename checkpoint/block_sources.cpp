@@ -117,6 +117,11 @@ char* SnapshotMemory::reserve(BackendContext& context, std::uint64_t bytes) {
   return align(buffer_.data());
 }
 
+std::uint64_t SnapshotMemory::missing(std::uint64_t bytes) const {
+  const std::uint64_t needed = aligned_size(bytes) + kDirectAlignment;
+  return needed <= buffer_.bytes() ? 0 : needed - buffer_.bytes();
+}
+
 Snapshot::Snapshot(const FileImage& image, std::uint64_t block_bytes, char* memory, Stream& stream,
                    Stream& copy_stream)
     : image_bytes_(image.bytes()),

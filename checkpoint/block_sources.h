@@ -49,6 +49,8 @@ class SnapshotMemory {
  public:
   // Makes room for `bytes`; throws kAnswerNo if the host has not enough.
   char* reserve(BackendContext& context, std::uint64_t bytes);
+  // Bytes that reserve(bytes) would add to what is held now.
+  std::uint64_t missing(std::uint64_t bytes) const;
 
  private:
   Buffer buffer_;

@@ -63,6 +63,18 @@ bool exchange_names(const fs::path& a, const fs::path& b) {
 #endif
 }
 
+void write_marker_text(const fs::path& path, std::int64_t step) {
+  const std::string text = step_folder_name(step) + "\n";
+  try {
+    const FileHandle file = create_for_writing(path, kWho);
+    write_all(file, text.data(), text.size(), path, kWho);
+    sync_file(file, path, kWho);
+  } catch (...) {
+    ::unlink(path.c_str());
+    throw;
+  }
+}
+
 CheckpointInfo inspect(const fs::path& path, std::int64_t step) {
   CheckpointInfo info;
   info.path = path;
@@ -184,13 +196,14 @@ std::optional<std::int64_t> read_latest_marker(const fs::path& directory) {
   return parse_step_folder_name(text);
 }
 
-void write_latest_marker(const fs::path& directory, std::int64_t step) {
-  replace_file(directory / kLatestFile, step_folder_name(step) + "\n", kWho);
-}
-
 void publish_checkpoint(const fs::path& directory, const fs::path& partial, std::int64_t step) {
   const fs::path place = directory / step_folder_name(step);
   const fs::path aside = directory / replaced_folder_name(step);
+  // The marker's text is on the disk before anything is renamed: a disk that is full now must leave the
+  // earlier state, not a checkpoint that `latest` does not name.
+  const fs::path latest = directory / kLatestFile;
+  const fs::path next_latest = temporary_name(latest);
+  write_marker_text(next_latest, step);
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(place, ignored))) {
     if (exchange_names(partial, place)) {
@@ -207,7 +220,8 @@ void publish_checkpoint(const fs::path& directory, const fs::path& partial, std:
     rename_file(partial, place, kWho);
   }
   sync_folder(directory, kWho);
-  write_latest_marker(directory, step);
+  rename_file(next_latest, latest, kWho);
+  sync_folder(directory, kWho);
 }
 
 void remove_leftovers(const fs::path& directory) {

@@ -50,7 +50,6 @@ std::optional<std::filesystem::path> find_latest_checkpoint(const std::filesyste
 
 // The step that `latest` names; nothing if it is missing or names none.
 std::optional<std::int64_t> read_latest_marker(const std::filesystem::path& directory);
-void write_latest_marker(const std::filesystem::path& directory, std::int64_t step);
 
 // Puts a complete save in its place: renames `partial` to step-*, replacing an earlier save of that
 // step, makes the rename last and moves `latest`. After a crash at any point the earlier or the new

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "checkpoint/host_memory.h"
 #include "checkpoint/posix_file.h"
 #include "engine/core/error.h"
 #include "engine/core/log.h"
@@ -148,6 +150,7 @@ std::unique_ptr<SaveJob> CheckpointWriter::prepare(std::int64_t step,
   plan.directory = directory_;
   plan.partial = directory_ / partial_folder_name(step, fmt::format("{}-{}", tag_, num_saves_++));
   plan.step = step;
+  plan.start = std::chrono::steady_clock::now();
   plan.rank = world_->rank();
   plan.ranks = world_->size();
   plan.metadata = metadata_json;
@@ -160,7 +163,7 @@ std::unique_ptr<SaveJob> CheckpointWriter::prepare(std::int64_t step,
     plan.image = FileImage(states, {{"format", "pt"},
                                     {"step", std::to_string(step)},
                                     {"rank", fmt::format("{} of {}", plan.rank, plan.ranks)}});
-    own.values[0] = plan.image.bytes();
+    own = describe(plan.image);
   } catch (...) {
     own = RankRecord::of_current_exception();
   }
@@ -170,6 +173,7 @@ std::unique_ptr<SaveJob> CheckpointWriter::prepare(std::int64_t step,
     return nullptr;
   }
   total_bytes_ = sum_of_bytes(planned);
+  snapshot_target_ = options_.is_async ? reserve_snapshot(planned, stream) : nullptr;
 
   own = RankRecord();
   if (world_->rank() == 0) {
@@ -192,24 +196,53 @@ bool CheckpointWriter::save(std::int64_t step, std::span<const NamedState> state
                             const std::string& metadata_json, Stream& stream,
                             std::vector<CheckpointFile> files) {
   const bool earlier_is_good = settle(stream);
-  start_ = std::chrono::steady_clock::now();
+  is_reported_ = false;
   job_ = prepare(step, states, metadata_json, stream, std::move(files));
   if (!job_) return false;
   if (options_.is_async) {
-    start_async(stream);
+    start_async(snapshot_target_, stream);
     return earlier_is_good;
   }
   job_->write(stream);
   return settle(stream) && earlier_is_good;
 }
 
-void CheckpointWriter::start_async(Stream& stream) {
-  char* memory = nullptr;
-  try {
-    memory = snapshot_memory_.reserve(stream.context(), job_->plan().image.bytes());
-  } catch (const Error& error) {
-    log::warning("{}; this save is written before training goes on", error.what());
+RankRecord CheckpointWriter::describe(const FileImage& image) const {
+  RankRecord record;
+  record.values[0] = image.bytes();
+  record.values[1] = std::hash<std::string>{}(host_name());
+  record.values[2] = snapshot_memory_.missing(image.bytes());
+  record.values[3] = static_cast<std::uint64_t>(available_host_bytes());
+  return record;
+}
+
+// Memory for this rank's copies, or null where its host has not enough for all of its ranks: pinned
+// memory that does not exist ends the process rather than the call.
+char* CheckpointWriter::reserve_snapshot(const std::vector<RankRecord>& ranks, Stream& stream) {
+  const RankRecord& own = ranks[static_cast<std::size_t>(world_->rank())];
+  std::uint64_t missing = 0;
+  std::uint64_t available = own.values[3];
+  for (const RankRecord& rank : ranks) {
+    if (rank.values[1] != own.values[1]) continue;
+    missing += rank.values[2];
+    available = std::min(available, rank.values[3]);
   }
+  // A tenth stays for everything else.
+  if (missing <= available / 10 * 9) {
+    try {
+      return snapshot_memory_.reserve(stream.context(), own.values[0]);
+    } catch (const Error&) {  // the warning below says it
+    }
+  }
+  if (std::exchange(has_warned_, true)) return nullptr;
+  log::warning(
+      "[checkpoint] the copies of an asynchronous save take {} bytes of host memory on {}, {} are "
+      "available: saves are written before training goes on",
+      missing, host_name(), available);
+  return nullptr;
+}
+
+void CheckpointWriter::start_async(char* memory, Stream& stream) {
   if (memory == nullptr) {
     job_->write(stream);
     job_->run_in_background(nullptr);
@@ -250,28 +283,38 @@ bool CheckpointWriter::settle(Stream& stream) {
       job->wait_finished(options_.timeout_seconds);
       job->remove_partial();
     }
-    const auto elapsed = std::chrono::steady_clock::now() - start_;
-    outcome.values[1] = static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::microseconds>(elapsed).count());
   }
   const std::vector<RankRecord> committed = exchange_.gather(outcome, stream);
   if (!committed[0].is_ok) return report_failure(step, committed);
-  SaveOutcome good;
-  good.step = step;
-  good.is_saved = true;
-  good.bytes = total_bytes_;
-  good.warning = committed[0].text;
-  good.seconds = static_cast<double>(committed[0].values[1]) * 1e-6;
-  outcomes_.push_back(std::move(good));
+  if (!is_reported_) outcomes_.push_back(good_outcome(step, committed[0]));
   return true;
 }
 
-std::vector<SaveOutcome> CheckpointWriter::take_outcomes() { return std::exchange(outcomes_, {}); }
+SaveOutcome CheckpointWriter::good_outcome(std::int64_t step, const RankRecord& committed) const {
+  SaveOutcome outcome;
+  outcome.step = step;
+  outcome.is_saved = true;
+  outcome.bytes = total_bytes_;
+  outcome.warning = committed.text;
+  outcome.seconds = static_cast<double>(committed.values[0]) * 1e-6;
+  return outcome;
+}
+
+std::vector<SaveOutcome> CheckpointWriter::take_outcomes() {
+  if (job_ && !is_reported_) {
+    const std::optional<RankRecord> committed = job_->committed();
+    if (committed && committed->is_ok) {
+      outcomes_.push_back(good_outcome(job_->plan().step, *committed));
+      is_reported_ = true;
+    }
+  }
+  return std::exchange(outcomes_, {});
+}
 
 void CheckpointWriter::check_space(std::span<const NamedState> states, Stream& stream) {
   RankRecord own;
   try {
-    own.values[0] = FileImage(states, {}).bytes();
+    own = describe(FileImage(states, {}));
   } catch (...) {
     own = RankRecord::of_current_exception();
   }
@@ -292,6 +335,7 @@ void CheckpointWriter::check_space(std::span<const NamedState> states, Stream& s
       throw_record(record, record.text);
     }
   }
+  if (options_.is_async) reserve_snapshot(planned, stream);
 }
 
 }  // namespace tessera

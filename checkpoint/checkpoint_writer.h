@@ -85,13 +85,15 @@ class CheckpointWriter {
   bool is_saving() const { return job_ != nullptr && !job_->is_finished(); }
   bool has_failed() const { return job_ != nullptr && job_->has_failed(); }
 
-  // Saves that ended since the last call, in order.
+  // Saves that ended since the last call, in order. Of an asynchronous save rank 0 learns by itself
+  // when it is committed, the other ranks (and of a failure all ranks) at the next save() or finish().
   std::vector<SaveOutcome> take_outcomes();
 
   // Steps that retention never removes (the best evaluation, say).
   void set_kept_steps(std::set<std::int64_t> steps) { kept_steps_ = std::move(steps); }
 
-  // Collective. Whether a save of `states` would fit on the disk now; kTransient if not.
+  // Collective. Whether a save of `states` would fit on the disk now; kTransient if not. Asynchronous:
+  // also reserves the host memory of its copies, so that the first save does not.
   void check_space(std::span<const NamedState> states, Stream& stream);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -100,7 +102,10 @@ class CheckpointWriter {
   std::unique_ptr<SaveJob> prepare(std::int64_t step, std::span<const NamedState> states,
                                    const std::string& metadata_json, Stream& stream,
                                    std::vector<CheckpointFile> files);
-  void start_async(Stream& stream);
+  RankRecord describe(const FileImage& image) const;
+  char* reserve_snapshot(const std::vector<RankRecord>& ranks, Stream& stream);
+  void start_async(char* memory, Stream& stream);
+  SaveOutcome good_outcome(std::int64_t step, const RankRecord& committed) const;
   bool settle(Stream& stream);
   bool report_failure(std::int64_t step, const std::vector<RankRecord>& records);
   void check_shared(Stream& stream);
@@ -113,13 +118,15 @@ class CheckpointWriter {
   std::uint64_t num_saves_ = 0;
   std::set<std::int64_t> kept_steps_;
   std::vector<SaveOutcome> outcomes_;
-  std::chrono::steady_clock::time_point start_;  // of the save in flight
-  std::uint64_t total_bytes_ = 0;                // of the save in flight, all ranks
+  std::uint64_t total_bytes_ = 0;  // of the save in flight, all ranks
+  bool is_reported_ = false;       // whether the save in flight is among outcomes_ already
 
   SnapshotMemory snapshot_memory_;
+  bool has_warned_ = false;  // of too little host memory
   std::unique_ptr<Stream> copy_stream_;
-  std::unique_ptr<SaveJob> job_;  // in flight; before the memory it reads goes away
-  Snapshot* snapshot_ = nullptr;  // owned by job_
+  char* snapshot_target_ = nullptr;  // for the save in flight; null: it is written at once
+  Snapshot* snapshot_ = nullptr;     // owned by job_
+  std::unique_ptr<SaveJob> job_;     // in flight; last, since it reads the memory above
 };
 
 }  // namespace tessera

@@ -126,7 +126,9 @@ void SaveJob::commit() {
     return;
   }
   RankRecord record;
-  record.values[0] = plan_.image.bytes();
+  const auto elapsed = std::chrono::steady_clock::now() - plan_.start;
+  record.values[0] = static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(elapsed).count());
   record.text = remove_old_checkpoints(plan_.directory, plan_.retention);
   set_committed(std::move(record));
 }
@@ -194,6 +196,11 @@ RankRecord SaveJob::wait_committed(double timeout_seconds) {
       "disk that all nodes share?",
       timeout_seconds, plan_.partial.string());
   return record;
+}
+
+std::optional<RankRecord> SaveJob::committed() const {
+  const std::lock_guard lock(mutex_);
+  return committed_;
 }
 
 bool SaveJob::is_finished() const {

@@ -3,6 +3,7 @@
 // commit needs no help from the training threads.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -30,6 +31,7 @@ struct SavePlan {
   std::filesystem::path directory;
   std::filesystem::path partial;  // the folder being written, in `directory`
   std::int64_t step = 0;
+  std::chrono::steady_clock::time_point start;  // of the call of save()
   int rank = 0;
   int ranks = 1;
   FileImage image;
@@ -58,10 +60,12 @@ class SaveJob {
   RankRecord wait_written();
   // Rank 0: commits now; every rank has written. The outcome is that of wait_committed().
   void commit();
-  // Rank 0: the outcome of the commit, values[0] its bytes; text is a warning where it went well. An
-  // error if it takes longer than that.
+  // Rank 0: the outcome of the commit; where it went well text is a warning, or empty, and values[0]
+  // the microseconds since the start. An error if it takes longer than that.
   RankRecord wait_committed(double timeout_seconds);
 
+  // Rank 0: the outcome if it is known. Does not block.
+  std::optional<RankRecord> committed() const;
   // Neither blocks. Finished: nothing is left to do for this rank.
   bool is_finished() const;
   bool has_failed() const;
