@@ -108,6 +108,8 @@ void BoardBackend::check_posted() {
 }
 
 void BoardBackend::run(const HostOp& op) {
+  // Without a meeting to hold it back, a post could overwrite what a slower peer still reads.
+  if (board_->is_interrupted()) throw_aborted(op);
   post(op);
   if (board_->is_shared_address_space() || is_inline(op, size())) {
     meet(op);
@@ -416,7 +418,8 @@ void BoardBackend::withdraw(std::span<Transfer> transfers) {
   }
 }
 
-void BoardBackend::throw_aborted(const HostOp& op) const {
+void BoardBackend::throw_aborted(const HostOp& op) {
+  tree_->poll();  // the reason may be another process's
   throw AbortedError(fmt::format("[{}] {} on rank {} was ended: {}", name_, to_string(op), rank_,
                                  tree_->reason().value_or("the group was aborted")));
 }

@@ -66,7 +66,7 @@ class BoardBackend : public HostBackend {
 
   const HostOp& posted_by(int rank) const { return board_->slot(rank).posted[parity_]; }
   unsigned char* payload_of(int rank) const { return board_->slot(rank).payload[parity_]; }
-  [[noreturn]] void throw_aborted(const HostOp& op) const;
+  [[noreturn]] void throw_aborted(const HostOp& op);
   // Aborts and throws if the process of an awaited rank is gone.
   void check_alive(const HostOp& op, const std::vector<int>& awaited);
   // "rank 1 (last in all_gather #6) and rank 3 (not there yet)".
