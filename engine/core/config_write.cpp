@@ -147,7 +147,7 @@ class ConfigWriter final : public FieldVisitor {
     ConfigWriter members(with_help_, indent_ + 2);
     visit(members);
     // A section in which nothing is set would read as null; that is what {} says plainly.
-    const bool has_key = has_active_line(members.text_);
+    const bool has_key = first_active_line(members.text_) != std::string::npos;
     if (!has_key && !with_help_) return;
     line(fmt::format("{}:{}", name, has_key ? "" : " {}"), help);
     text_ += members.text_;
@@ -161,14 +161,17 @@ class ConfigWriter final : public FieldVisitor {
     }
     line(fmt::format("{}:", name), help);
     for (std::size_t i = 0; i < size; ++i) {
-      ConfigWriter item(false, indent_ + 4);
+      // The first item shows what the others can hold.
+      ConfigWriter item(with_help_ && i == 0, indent_ + 4);
       visit_item(i, item);
       std::string text = item.text();
-      if (text.empty()) {
-        text_ += std::string(static_cast<std::size_t>(indent_ + 2), ' ') + "- {}\n";
+      const std::size_t first = first_active_line(text);
+      const auto dash = static_cast<std::size_t>(indent_ + 2);
+      if (first == std::string::npos) {
+        text_ += text + std::string(dash, ' ') + "- {}\n";
         continue;
       }
-      text[static_cast<std::size_t>(indent_ + 2)] = '-';
+      text[first + dash] = '-';
       text_ += text;
     }
   }
@@ -188,21 +191,23 @@ class ConfigWriter final : public FieldVisitor {
     return lines;
   }
 
-  static bool has_active_line(const std::string& text) {
+  // Where the first line that is not a comment begins; npos if there is none.
+  static std::size_t first_active_line(const std::string& text) {
     std::size_t begin = 0;
     while (begin < text.size()) {
       const std::size_t content = text.find_first_not_of(' ', begin);
-      if (content != std::string::npos && text[content] != '#' && text[content] != '\n') return true;
+      if (content != std::string::npos && text[content] != '#' && text[content] != '\n') return begin;
       begin = text.find('\n', begin) + 1;
     }
-    return false;
+    return std::string::npos;
   }
 
   void line(const std::string& content, const std::string& help) {
     const std::string indent(static_cast<std::size_t>(indent_), ' ');
+    const std::size_t column = std::max<std::size_t>(content.size() + indent.size(), 28);
     if (!with_help_ || help.empty()) {
       text_ += fmt::format("{}{}\n", indent, content);
-    } else if (indent.size() + content.size() + help.size() + 4 <= 100) {
+    } else if (column + help.size() + 4 <= 100) {
       text_ += fmt::format("{}{:<{}}  # {}\n", indent, content, std::max(0, 28 - indent_), help);
     } else {
       for (const std::string& part : wrap(help, 96 - indent.size())) {

@@ -590,6 +590,22 @@ TEST(ConfigWrite, HelpIsCommentsAndUnsetKeysAreCommentedOut) {
   EXPECT_EQ(write_config(visitor_of(again)), write_config(visitor_of(e)));
 }
 
+TEST(ConfigWrite, HelpOfTheFirstListItemStandsBesideItsKeys) {
+  Example e = read("train: [{path: a, weight: 2}, b]\n");
+  const std::string text = write_config(visitor_of(e), true);
+  EXPECT_NE(text.find("train:                        # Sources\n"
+                      "  - path: a                   # File\n"
+                      "    weight: 2.0               # Share\n"
+                      "    columns: {}               # Names of the columns\n"
+                      "  - path: b\n"
+                      "    weight: 1.0\n"
+                      "    columns: {}\n"),
+            std::string::npos)
+      << text;
+  Example again = read(text);
+  EXPECT_EQ(write_config(visitor_of(again)), write_config(visitor_of(e)));
+}
+
 TEST(ConfigList, ListsFieldsWithValuesAndDescribesListsByOneItem) {
   Example e = read("train: [a, b]\n");
   std::vector<std::string> names;
