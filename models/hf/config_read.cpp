@@ -364,8 +364,8 @@ std::optional<DType> read_dtype(ConfigKeys& keys) {
   if (plain == "float16") return DType::kF16;
   if (plain == "float64") return DType::kF64;
   if (plain == "auto") return {};
-  keys.problem(
-      fmt::format("dtype is {}, supported are float32, bfloat16, float16 and float64", *name));
+  keys.problem(fmt::format("{} is {}, supported are float32, bfloat16, float16 and float64",
+                           newer ? "dtype" : "torch_dtype", *name));
   return {};
 }
 
