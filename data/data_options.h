@@ -52,6 +52,8 @@ struct DataOptions {
   bool packing = true;
   std::string overlong = "auto";
   std::string bad_rows = "stop";
+  std::vector<std::string> skip_steps;
+  std::string skip_records;
   std::string tokenizer;
   std::vector<std::string> add_tokens;
   std::string cache_dir;
@@ -77,6 +79,13 @@ struct DataOptions {
     v.field("bad_rows", bad_rows, "Records that cannot be read. stop: an error with file and line; "
             "skip: counted and left out",
             {.choices = {"stop", "skip"}});
+    v.field("skip_steps", skip_steps,
+            "Steps whose data is passed over, such as 1200 or 1200-1250; the data behind moves up",
+            {.free_on_resume = true});
+    v.field("skip_records", skip_records,
+            "File that lists records to leave out, one a line as in the provenance of a step: FILE "
+            "record NUMBER",
+            {.is_path = true});
     v.field("tokenizer", tokenizer,
             "Folder or tokenizer.json, or `bytes`; the model's own when empty", {.is_path = true});
     v.field("add_tokens", add_tokens, "New special tokens, appended to the vocabulary");

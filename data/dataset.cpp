@@ -11,6 +11,18 @@
 
 namespace tessera {
 
+StorePart::Origin StorePart::origin(std::uint64_t row) const {
+  const auto& files = store->files();
+  const auto number = static_cast<std::int64_t>(row);
+  const auto after = std::upper_bound(
+      files.begin(), files.end(), number,
+      [](std::int64_t value, const StoreFile& file) { return value < file.first_row; });
+  CHECK(after != files.begin(), "[data] row {} of a store has no file", row);
+  const StoreFile& file = *(after - 1);
+  const bool is_first = after - 1 == files.begin();
+  return {&file.path, number - file.first_row + (is_first ? row_offset : 0)};
+}
+
 DocumentSet::DocumentSet(std::vector<StorePart> parts) : parts_(std::move(parts)) {
   first_document_.push_back(0);
   for (const StorePart& part : parts_) {
@@ -183,9 +195,9 @@ std::vector<std::string> Dataset::describe_row(std::int64_t row) const {
   std::vector<std::string> lines;
   for (const Piece& piece : pieces(row)) {
     const DocumentSet::Place place = documents.find(static_cast<std::int64_t>(piece.document));
-    lines.push_back(fmt::format("{} record {} tokens {}-{}", place.part->file,
-                                place.part->first_row + static_cast<std::int64_t>(place.entry.row),
-                                piece.begin, piece.begin + piece.length - 1));
+    const StorePart::Origin origin = place.part->origin(place.entry.row);
+    lines.push_back(fmt::format("{} record {} tokens {}-{}", *origin.file, origin.record, piece.begin,
+                                piece.begin + piece.length - 1));
   }
   return lines;
 }

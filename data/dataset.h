@@ -9,24 +9,23 @@
 #include <string>
 #include <vector>
 
+#include "data/label_alignment.h"
 #include "data/packing.h"
 #include "data/token_store.h"
 
 namespace tessera {
 
-// How the labels of a source are read (DataSource::labels).
-enum class LabelAlignment {
-  kNone,     // no record has labels: every next token is trained
-  kAligned,  // labels[i] is input_ids[i] or ignored; pair i is trained if labels[i + 1] is not ignored
-  kShifted,  // labels[i] is the token behind input_ids[i]; pair i is trained if labels[i] is not ignored
-};
-
-// A store with what messages and provenance need to know about it.
+// A store, and where its records stand in their files.
 struct StorePart {
   std::unique_ptr<TokenStore> store;
-  std::string file;
-  std::int64_t first_row = 0;      // of the store, in its file
-  bool is_text = false;            // whole texts, which may be cut anywhere
+  std::int64_t row_offset = 0;  // records of the first file that lie before the store's first row
+  bool is_text = false;         // whole texts, which may be cut anywhere
+
+  struct Origin {
+    const std::string* file = nullptr;
+    std::int64_t record = 0;  // in the file, from 0
+  };
+  Origin origin(std::uint64_t row) const;
 };
 
 // The documents of one source, numbered across its stores.

@@ -36,13 +36,13 @@ std::int64_t DataLoader::steps_per_epoch() const {
 
 double DataLoader::epochs_after(std::int64_t steps) const {
   const std::int64_t epoch = epoch_of(steps);
-  const std::int64_t rows = (steps - epoch * steps_per_epoch()) * rows_per_step();
+  const std::int64_t rows = (data_step(steps) - epoch * steps_per_epoch()) * rows_per_step();
   return static_cast<double>(epoch) +
          static_cast<double>(rows) / static_cast<double>(dataset_->epoch_rows());
 }
 
 std::int64_t DataLoader::used_micro_batches(std::int64_t step) const {
-  const std::int64_t first = (step % steps_per_epoch()) * rows_per_step();
+  const std::int64_t first = (data_step(step) % steps_per_epoch()) * rows_per_step();
   const std::int64_t rows = std::min(rows_per_step(), dataset_->epoch_rows() - first);
   const std::int64_t per_micro_batch = settings_.micro_batch_size * settings_.dp_size;
   return (rows + per_micro_batch - 1) / per_micro_batch;
@@ -55,7 +55,7 @@ std::int64_t DataLoader::max_documents() const {
 
 std::vector<std::int64_t> DataLoader::rows_of_step(std::int64_t step) const {
   const std::int64_t epoch = epoch_of(step);
-  const std::int64_t first = (step - epoch * steps_per_epoch()) * rows_per_step();
+  const std::int64_t first = (data_step(step) - epoch * steps_per_epoch()) * rows_per_step();
   const std::int64_t end = std::min(first + rows_per_step(), dataset_->epoch_rows());
   std::vector<std::int64_t> rows;
   for (std::int64_t index = first; index < end; ++index) {
@@ -85,7 +85,7 @@ MicroBatch DataLoader::make(const Request& request) const {
 
   const std::int64_t epoch = epoch_of(request.step);
   const std::int64_t first_of_step =
-      (request.step - epoch * steps_per_epoch()) * rows_per_step();
+      (data_step(request.step) - epoch * steps_per_epoch()) * rows_per_step();
   const std::int64_t first =
       first_of_step + (request.micro_batch * settings_.dp_size + settings_.dp_rank) * rows;
   std::vector<std::int32_t> lengths;

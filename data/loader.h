@@ -14,6 +14,7 @@
 
 #include "data/batch.h"
 #include "data/dataset.h"
+#include "data/skip_list.h"
 
 namespace tessera {
 
@@ -25,6 +26,7 @@ struct LoaderSettings {
   std::uint64_t seed = 0;
   bool shuffle = true;           // false: rows in the order of the index, as evaluation takes them
   std::int64_t vocab_size = 0;   // ids at or above it are an error; 0: not checked
+  std::vector<StepRange> skipped_steps;  // data that is passed over (parse_step_ranges)
   int prefetch = 2;              // micro-batches made ahead by a thread; 0: none
 };
 
@@ -33,7 +35,8 @@ struct LoaderSettings {
 // epoch's order. An epoch that G does not divide ends with a smaller step, to be normalised by its own
 // target tokens; the next epoch starts afresh. Micro-batch m of rank r holds the rows m * (G /
 // gradient_accumulation) + r * micro_batch_size on; rows that a smaller step lacks are empty (padding
-// and no target), so all ranks make the same number of micro-batches.
+// and no target), so all ranks make the same number of micro-batches. With skipped_steps the data of
+// those steps is left out and that behind moves up.
 class DataLoader {
  public:
   DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderSettings& settings);
@@ -43,7 +46,7 @@ class DataLoader {
 
   std::int64_t rows_per_step() const;
   std::int64_t steps_per_epoch() const;
-  std::int64_t epoch_of(std::int64_t step) const { return step / steps_per_epoch(); }
+  std::int64_t epoch_of(std::int64_t step) const { return data_step(step) / steps_per_epoch(); }
   double epochs_after(std::int64_t steps) const;  // rows seen / rows of an epoch
   // Micro-batches of the step that hold a row on any rank; the others are empty everywhere.
   std::int64_t used_micro_batches(std::int64_t step) const;
@@ -73,6 +76,9 @@ class DataLoader {
     std::exception_ptr error;
   };
 
+  std::int64_t data_step(std::int64_t step) const {
+    return data_step_of(settings_.skipped_steps, step);
+  }
   MicroBatch make(const Request& request) const;
   Request after(const Request& request) const;
   void check_ids(const MicroBatch& batch) const;

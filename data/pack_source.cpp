@@ -68,6 +68,7 @@ class RowSink {
   }
 
   void count_too_short() { ++counts_.too_short; }
+  void count_skipped() { ++counts_.skipped; }
 
   void commit() {
     packer_.finish();
@@ -183,6 +184,13 @@ void pack_source(const DocumentSet& documents, const PackSettings& settings,
         }
       }
       if (record.empty()) continue;
+      if (settings.skip_list != nullptr) {
+        const StorePart::Origin origin = part.origin(row);
+        if (settings.skip_list->contains(*origin.file, origin.record)) {
+          train.count_skipped();
+          continue;
+        }
+      }
       if (choice.ends_only()) {
         std::vector<Span> tail;
         for (Span& span : record) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "data/dataset.h"
+#include "data/skip_list.h"
 
 namespace tessera {
 
@@ -17,6 +18,7 @@ struct PackSettings {
   std::string overlong = "auto";   // auto, split, cut, drop
   std::int64_t max_records = 0;    // 0: all
   double held_out_fraction = 0;
+  const RecordSkipList* skip_list = nullptr;  // records to leave out, or null
 };
 
 // Pieces per packed row at most: documents of 32 tokens on average still fill it.

@@ -34,6 +34,7 @@ void for_each_count(Counts& counts, Function&& function) {
   function("cut", counts.cut);
   function("cut_pairs", counts.cut_pairs);
   function("dropped", counts.dropped);
+  function("skipped", counts.skipped);
 }
 
 }  // namespace

@@ -79,6 +79,7 @@ struct PackingCounts {
   std::int64_t cut = 0;
   std::int64_t cut_pairs = 0;      // lost by cutting
   std::int64_t dropped = 0;        // overlong records left out
+  std::int64_t skipped = 0;        // records on the skip list
 };
 
 // The rows of one source on disk: NAME.pieces, NAME.rows (first piece of each row, and the end), and

@@ -50,6 +50,11 @@ std::shared_ptr<const Dataset> prepare_sources(const std::vector<DataSource>& so
                                                const PrepareSettings& settings,
                                                std::vector<std::string>* report = nullptr);
 
+// The documents of each source, tokenised but not packed (settings.sequence_length is not used).
+std::vector<std::shared_ptr<const DocumentSet>> prepare_documents(
+    const std::vector<DataSource>& sources, const DataOptions& options,
+    const PrepareSettings& settings, std::vector<std::string>* report = nullptr);
+
 // data.cache_dir, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera, else `fallback`.
 std::filesystem::path data_cache_dir(const DataOptions& options,
                                      const std::filesystem::path& fallback);

@@ -21,13 +21,17 @@ fs::path with_suffix(const fs::path& path, const char* suffix) {
   return result;
 }
 
+json to_json(const RecordPlace& place) { return {place.file, place.line}; }
+
+RecordPlace place_from(const json& j) { return {j.at(0), j.at(1)}; }
+
 json to_json(const LabelEvidence& e) {
   return {{"labelled_rows", e.labelled_rows},
           {"trained", e.trained},
           {"aligned_conflicts", e.aligned_conflicts},
           {"shifted_conflicts", e.shifted_conflicts},
-          {"aligned_conflict_line", e.aligned_conflict_line},
-          {"shifted_conflict_line", e.shifted_conflict_line}};
+          {"first_aligned_conflict", to_json(e.first_aligned_conflict)},
+          {"first_shifted_conflict", to_json(e.first_shifted_conflict)}};
 }
 
 LabelEvidence evidence_from(const json& j) {
@@ -36,8 +40,8 @@ LabelEvidence evidence_from(const json& j) {
   e.trained = j.at("trained");
   e.aligned_conflicts = j.at("aligned_conflicts");
   e.shifted_conflicts = j.at("shifted_conflicts");
-  e.aligned_conflict_line = j.at("aligned_conflict_line");
-  e.shifted_conflict_line = j.at("shifted_conflict_line");
+  e.first_aligned_conflict = place_from(j.at("first_aligned_conflict"));
+  e.first_shifted_conflict = place_from(j.at("first_shifted_conflict"));
   return e;
 }
 
@@ -55,7 +59,10 @@ class MappedStore : public TokenStore {
     counts_.bytes_read = description.at("bytes_read");
     counts_.first_bad = description.at("first_bad");
     counts_.max_id = description.at("max_id");
-    counts_.max_id_line = description.at("max_id_line");
+    counts_.max_id_place = place_from(description.at("max_id_place"));
+    for (const json& file : description.at("files")) {
+      files_.push_back({file.at("path"), file.at("first_row")});
+    }
     counts_.labels = evidence_from(description.at("labels"));
     if (description.at("mask")) mask_ = MappedFile(with_suffix(path, ".mask"));
     const std::int64_t token_bytes = counts_.tokens * (wide_ ? 4 : 2);
@@ -91,6 +98,7 @@ class MappedStore : public TokenStore {
     return ((static_cast<unsigned char>(mask_.data()[index / 8]) >> (index % 8)) & 1) != 0;
   }
   const StoreCounts& counts() const override { return counts_; }
+  const std::vector<StoreFile>& files() const override { return files_; }
 
  private:
   bool wide_;
@@ -98,6 +106,7 @@ class MappedStore : public TokenStore {
   MappedFile docs_;
   MappedFile mask_;
   StoreCounts counts_;
+  std::vector<StoreFile> files_;
 };
 
 }  // namespace
@@ -107,8 +116,8 @@ void LabelEvidence::add(const LabelEvidence& next) {
   trained += next.trained;
   aligned_conflicts += next.aligned_conflicts;
   shifted_conflicts += next.shifted_conflicts;
-  if (aligned_conflict_line == 0) aligned_conflict_line = next.aligned_conflict_line;
-  if (shifted_conflict_line == 0) shifted_conflict_line = next.shifted_conflict_line;
+  if (first_aligned_conflict.line == 0) first_aligned_conflict = next.first_aligned_conflict;
+  if (first_shifted_conflict.line == 0) first_shifted_conflict = next.first_shifted_conflict;
 }
 
 void StoreCounts::add(const StoreCounts& next) {
@@ -121,7 +130,7 @@ void StoreCounts::add(const StoreCounts& next) {
   if (first_bad.empty()) first_bad = next.first_bad;
   if (next.max_id > max_id) {
     max_id = next.max_id;
-    max_id_line = next.max_id_line;
+    max_id_place = next.max_id_place;
   }
   labels.add(next.labels);
 }
@@ -178,7 +187,7 @@ void TokenStoreWriter::end_document(std::uint64_t row) {
   open_.begin = num_tokens_;
 }
 
-void TokenStoreWriter::commit(StoreCounts counts) {
+void TokenStoreWriter::commit(StoreCounts counts, const std::vector<StoreFile>& files) {
   CHECK(open_.length == 0, "[data] the last document was not ended");
   counts.documents = num_documents_;
   counts.tokens = static_cast<std::int64_t>(num_tokens_);
@@ -189,6 +198,10 @@ void TokenStoreWriter::commit(StoreCounts counts) {
   }
   tokens_.commit();
   docs_.commit();
+  json file_list = json::array();
+  for (const StoreFile& file : files) {
+    file_list.push_back({{"path", file.path}, {"first_row", file.first_row}});
+  }
   const json description = {{"kind", kKind},
                             {"token_bytes", wide_ ? 4 : 2},
                             {"mask", mask_ != nullptr},
@@ -200,8 +213,9 @@ void TokenStoreWriter::commit(StoreCounts counts) {
                             {"bytes_read", counts.bytes_read},
                             {"first_bad", counts.first_bad},
                             {"max_id", counts.max_id},
-                            {"max_id_line", counts.max_id_line},
-                            {"labels", to_json(counts.labels)}};
+                            {"max_id_place", to_json(counts.max_id_place)},
+                            {"labels", to_json(counts.labels)},
+                            {"files", file_list}};
   AtomicFile manifest(with_suffix(path_, ".json"));
   // A damaged name in a message must not make the whole store unreadable.
   manifest.write(description.dump(2, ' ', false, json::error_handler_t::replace) + "\n");

@@ -18,12 +18,19 @@ namespace tessera {
 struct DocumentEntry {
   std::uint64_t begin = 0;   // first token in the store
   std::uint64_t length = 0;  // tokens
-  std::uint64_t row = 0;     // record of the file (from 0 in the range) that it comes from
+  std::uint64_t row = 0;     // record of the store, from 0, that it comes from
   // The label given for the last token, where labels are shifted: the token that follows it.
   std::int32_t last_label = -1;
   std::uint32_t has_labels = 0;  // 0: every next token is trained
 };
 static_assert(sizeof(DocumentEntry) == 32);
+
+// A record: the number of its file in the store and its line there, from 1 at the start of the range that
+// was read. Line 0: none.
+struct RecordPlace {
+  std::int64_t file = 0;
+  std::int64_t line = 0;
+};
 
 // How labels relate to ids. Both readings are checked for every labelled record; the choice is made
 // over the whole source.
@@ -32,8 +39,8 @@ struct LabelEvidence {
   std::int64_t trained = 0;            // labels that are not ignored
   std::int64_t aligned_conflicts = 0;  // labels[i] != input_ids[i]
   std::int64_t shifted_conflicts = 0;  // labels[i] != input_ids[i + 1] inside a document
-  std::int64_t aligned_conflict_line = 0;  // the first of each; 0: none
-  std::int64_t shifted_conflict_line = 0;
+  RecordPlace first_aligned_conflict;
+  RecordPlace first_shifted_conflict;
 
   void add(const LabelEvidence& next);  // `next` comes behind this one in the file
 };
@@ -47,10 +54,16 @@ struct StoreCounts {
   std::int64_t bytes_read = 0;
   std::string first_bad;  // place and reason
   std::int32_t max_id = -1;
-  std::int64_t max_id_line = 0;
+  RecordPlace max_id_place;
   LabelEvidence labels;
 
   void add(const StoreCounts& next);
+};
+
+// A file that a store was made from. Its records are the rows from first_row on.
+struct StoreFile {
+  std::string path;
+  std::int64_t first_row = 0;
 };
 
 // Tokens and documents, however they are held.
@@ -65,6 +78,7 @@ class TokenStore {
   // Whether the label given for token `index` is not ignored; true without labels.
   virtual bool label_is_trained(std::uint64_t index) const = 0;
   virtual const StoreCounts& counts() const = 0;
+  virtual const std::vector<StoreFile>& files() const = 0;  // ascending first_row, from 0
 };
 
 class TokenStoreWriter {
@@ -78,7 +92,7 @@ class TokenStoreWriter {
   void set_labels(const std::uint8_t* trained, std::int64_t count, std::int32_t last_label);
   void end_document(std::uint64_t row);
   // Makes the store visible. `counts` holds all but documents and tokens.
-  void commit(StoreCounts counts);
+  void commit(StoreCounts counts, const std::vector<StoreFile>& files);
 
  private:
   void put_mask_bits(const std::uint8_t* trained, std::int64_t count);

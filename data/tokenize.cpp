@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <deque>
 #include <future>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "data/batch.h"
@@ -37,6 +39,7 @@ struct EncodedBatch {
 };
 
 struct RawBatch {
+  std::size_t file = 0;  // in the shard
   std::vector<RawRecord> records;
   std::int64_t first_row = 0;
   std::int64_t position = 0;
@@ -44,8 +47,8 @@ struct RawBatch {
 
 class BatchEncoder {
  public:
-  BatchEncoder(const FileRange& range, const TokenizeSettings& settings)
-      : range_(range), settings_(settings) {
+  BatchEncoder(const FileRange& range, std::size_t file, const TokenizeSettings& settings)
+      : range_(range), file_(static_cast<std::int64_t>(file)), settings_(settings) {
     const FileFormat format = range.file.format;
     is_json_ = format == FileFormat::kJsonLines || format == FileFormat::kJsonArray ||
                format == FileFormat::kJsonObject;
@@ -155,7 +158,7 @@ class BatchEncoder {
       for (const std::int32_t label : record.labels) {
         out.trained.push_back(label == kIgnoredTarget ? 0 : 1);
       }
-      add_label_evidence(record, raw.line, out.counts.labels);
+      add_label_evidence(record, {file_, raw.line}, out.counts.labels);
     }
     const auto length = static_cast<std::int64_t>(record.ids.size());
     for (std::size_t i = 0; i < record.starts.size(); ++i) {
@@ -169,6 +172,7 @@ class BatchEncoder {
         const std::int32_t last = record.labels[static_cast<std::size_t>(end) - 1];
         document.last_label = last == kIgnoredTarget ? -1 : last;
         check_id(document.last_label, raw);
+        note_id(document.last_label, raw, out);
       }
       out.documents.push_back(document);
     }
@@ -190,33 +194,69 @@ class BatchEncoder {
     if (begin == static_cast<std::int64_t>(out.ids.size())) return;
     const std::int32_t highest = *std::max_element(out.ids.begin() + begin, out.ids.end());
     check_id(highest, raw);
-    if (highest > out.counts.max_id) {
-      out.counts.max_id = highest;
-      out.counts.max_id_line = raw.line;
-    }
+    note_id(highest, raw, out);
+  }
+
+  void note_id(std::int32_t id, const RawRecord& raw, EncodedBatch& out) const {
+    if (id <= out.counts.max_id) return;
+    out.counts.max_id = id;
+    out.counts.max_id_place = {file_, raw.line};
   }
 
   const FileRange& range_;
+  std::int64_t file_;
   const TokenizeSettings& settings_;
   bool is_json_ = false;
 };
 
-// The next batch of raw records; nothing at the end.
-std::optional<RawBatch> read_batch(RecordReader& reader, std::int64_t& row, std::int64_t max_rows) {
-  RawBatch batch;
-  batch.first_row = row;
-  std::size_t bytes = 0;
-  RawRecord record;
-  while (bytes < kBatchBytes && (max_rows == 0 || row < max_rows) && reader.next(record)) {
-    bytes += record.bytes.size() + 64;
-    if (record.ends_document) ++row;
-    batch.records.push_back(std::move(record));
-    record = RawRecord{};
+// Batches of raw records, file after file. A batch never crosses files.
+class BatchReader {
+ public:
+  BatchReader(const Shard& shard, std::int64_t max_rows) : shard_(shard), max_rows_(max_rows) {}
+
+  // Nothing at the end.
+  std::optional<RawBatch> next() {
+    while (file_ < shard_.size() && (max_rows_ == 0 || row_ < max_rows_)) {
+      if (reader_ == nullptr) {
+        reader_ = open_records(shard_[file_], kMaxPiece);
+        files_.push_back({shard_[file_].file.path.string(), row_});
+      }
+      RawBatch batch;
+      batch.file = file_;
+      batch.first_row = row_;
+      std::size_t bytes = 0;
+      RawRecord record;
+      bool any = true;
+      while (bytes < kBatchBytes && (max_rows_ == 0 || row_ < max_rows_) &&
+             (any = reader_->next(record))) {
+        bytes += record.bytes.size() + 64;
+        if (record.ends_document) ++row_;
+        batch.records.push_back(std::move(record));
+        record = RawRecord{};
+      }
+      batch.position = position_before_ + reader_->position();
+      if (!any || batch.records.empty()) {
+        position_before_ += reader_->position();
+        reader_.reset();
+        ++file_;
+      }
+      if (!batch.records.empty()) return batch;
+    }
+    return std::nullopt;
   }
-  batch.position = reader.position();
-  if (batch.records.empty()) return std::nullopt;
-  return batch;
-}
+
+  std::int64_t position() const { return position_before_; }      // of all files that are done
+  const std::vector<StoreFile>& files() const { return files_; }  // opened so far
+
+ private:
+  const Shard& shard_;
+  std::int64_t max_rows_;
+  std::size_t file_ = 0;
+  std::unique_ptr<RecordReader> reader_;
+  std::int64_t row_ = 0;
+  std::int64_t position_before_ = 0;
+  std::vector<StoreFile> files_;
+};
 
 void write_batch(const EncodedBatch& batch, TokenStoreWriter& writer) {
   for (const EncodedDocument& document : batch.documents) {
@@ -231,13 +271,13 @@ void write_batch(const EncodedBatch& batch, TokenStoreWriter& writer) {
 
 }  // namespace
 
-void add_label_evidence(const Record& record, std::int64_t line, LabelEvidence& evidence) {
+void add_label_evidence(const Record& record, const RecordPlace& place, LabelEvidence& evidence) {
   ++evidence.labelled_rows;
   const auto& ids = record.ids;
   const auto& labels = record.labels;
-  const auto note = [line](std::int64_t& conflicts, std::int64_t& first_line) {
+  const auto note = [&place](std::int64_t& conflicts, RecordPlace& first) {
     ++conflicts;
-    if (first_line == 0) first_line = line;
+    if (first.line == 0) first = place;
   };
   std::size_t next_start = 1;  // index in starts
   for (std::size_t i = 0; i < labels.size(); ++i) {
@@ -247,13 +287,13 @@ void add_label_evidence(const Record& record, std::int64_t line, LabelEvidence& 
     }
     if (labels[i] == kIgnoredTarget) continue;
     ++evidence.trained;
-    if (labels[i] != ids[i]) note(evidence.aligned_conflicts, evidence.aligned_conflict_line);
+    if (labels[i] != ids[i]) note(evidence.aligned_conflicts, evidence.first_aligned_conflict);
     // The last position of a document may predict anything: its next token is not in the row.
     const bool is_last =
         i + 1 == labels.size() || (next_start < record.starts.size() &&
                                    record.starts[next_start] == static_cast<std::int64_t>(i) + 1);
     if (!is_last && labels[i] != ids[i + 1]) {
-      note(evidence.shifted_conflicts, evidence.shifted_conflict_line);
+      note(evidence.shifted_conflicts, evidence.first_shifted_conflict);
     }
   }
 }
@@ -264,27 +304,25 @@ bool needs_wide_tokens(const TokenizeSettings& settings) {
   return highest == 0 || highest > 65536;
 }
 
-void tokenize_range(const FileRange& range, const TokenizeSettings& settings,
+void tokenize_shard(const Shard& shard, const TokenizeSettings& settings,
                     const std::filesystem::path& path) {
-  const auto reader = open_records(range, kMaxPiece);
-  const BatchEncoder encoder(range, settings);
+  BatchReader reader(shard, settings.max_rows);
   TokenStoreWriter writer(path, needs_wide_tokens(settings));
   StoreCounts counts;
-  std::int64_t row = 0;
   bool more = true;
   // Futures in order: what is written, and which error is reported, does not depend on timing.
   std::deque<std::future<EncodedBatch>> running;
   const auto limit = static_cast<std::size_t>(std::max(1, settings.threads));
   while (more || !running.empty()) {
     while (more && running.size() < limit) {
-      std::optional<RawBatch> batch = read_batch(*reader, row, settings.max_rows);
+      std::optional<RawBatch> batch = reader.next();
       if (!batch) {
         more = false;
         break;
       }
       const auto policy = limit > 1 ? std::launch::async : std::launch::deferred;
-      running.push_back(std::async(policy, [&encoder, batch = std::move(*batch)] {
-        return encoder.encode(batch);
+      running.push_back(std::async(policy, [&shard, &settings, batch = std::move(*batch)] {
+        return BatchEncoder(shard[batch.file], batch.file, settings).encode(batch);
       }));
     }
     if (running.empty()) break;
@@ -294,8 +332,8 @@ void tokenize_range(const FileRange& range, const TokenizeSettings& settings,
     counts.add(encoded.counts);
     if (settings.progress) settings.progress(encoded.position);
   }
-  counts.bytes_read = reader->position();
-  writer.commit(std::move(counts));
+  counts.bytes_read = reader.position();
+  writer.commit(std::move(counts), reader.files());
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// From a range of a file to a token store: records are read by one thread, parsed and tokenised by
+// From files to a token store: records are read by one thread, parsed and tokenised by
 // others, and written in order, so the store is the same for any number of threads.
 #pragma once
 
@@ -17,20 +17,23 @@ struct TokenizeSettings {
   ColumnNames columns;
   bool skip_bad_rows = false;
   std::int64_t vocab_size = 0;  // of the model: an id at or above it is an error; 0: not checked
-  std::int64_t max_rows = 0;    // stop after this many records; 0: all
+  std::int64_t max_rows = 0;    // of the shard; stop after this many records; 0: all
   int threads = 1;
-  std::function<void(std::int64_t stored_bytes)> progress;  // position in the range, now and then
+  std::function<void(std::int64_t stored_bytes)> progress;  // of the shard, now and then
 };
 
 // Whether the ids need four bytes in a store.
 bool needs_wide_tokens(const TokenizeSettings& settings);
 
+// What becomes one store: a range of a large file, or several small files.
+using Shard = std::vector<FileRange>;
+
 // Writes the store `path` (without suffix) and commits it. Throws kUser with file:line for a bad record
 // and for token ids outside of the vocabulary.
-void tokenize_range(const FileRange& range, const TokenizeSettings& settings,
+void tokenize_shard(const Shard& shard, const TokenizeSettings& settings,
                     const std::filesystem::path& path);
 
 // Adds what `record` says about its labels.
-void add_label_evidence(const Record& record, std::int64_t line, LabelEvidence& evidence);
+void add_label_evidence(const Record& record, const RecordPlace& place, LabelEvidence& evidence);
 
 }  // namespace tessera

@@ -104,10 +104,12 @@ void Trainer::load_data() {
   loader.dp_size = mesh_.data().size();
   loader.seed = static_cast<std::uint64_t>(config_.train.seed);
   loader.vocab_size = hf_.model.vocab_size;
+  loader.skipped_steps = parse_step_ranges(config_.data.skip_steps);
   train_loader_ = std::make_unique<DataLoader>(data_.train, loader);
   if (data_.eval) {
     loader.shuffle = false;
     loader.gradient_accumulation = 1;
+    loader.skipped_steps.clear();
     eval_loader_ = std::make_unique<DataLoader>(data_.eval, loader);
   }
   total_steps_ = total_steps(config_.train, batch_.global_batch_size, data_.train->epoch_rows());

@@ -120,6 +120,7 @@ int inspect_data(const DataView& view) {
   loader_settings.seed = static_cast<std::uint64_t>(config.train.seed);
   loader_settings.prefetch = 0;
   loader_settings.vocab_size = hf.model.vocab_size;
+  loader_settings.skipped_steps = parse_step_ranges(config.data.skip_steps);
   DataLoader loader(data.train, loader_settings);
   const std::int64_t step = std::max<std::int64_t>(1, view.step);
   const MicroBatch rows = loader.load(step - 1, 0);
