@@ -63,6 +63,20 @@ std::uint64_t sum_of_bytes(const std::vector<RankRecord>& records) {
   return total;
 }
 
+// What a rank adds to its file: its index (about so much an extent, twice for a moment), rank 0 also
+// the further files.
+std::uint64_t bytes_beside(const SavePlan& plan) {
+  std::uint64_t bytes = 4096;
+  for (const auto& [name, tensor] : plan.image.tensors()) {
+    bytes += 2 * (name.size() + 64 + 64 * tensor.extents.size());
+  }
+  if (plan.rank == 0) {
+    bytes += plan.metadata.size();
+    for (const CheckpointFile& file : plan.files) bytes += file.bytes.size();
+  }
+  return bytes;
+}
+
 [[noreturn]] void throw_record(const RankRecord& record, const std::string& text) {
   throw Error(record.kind, text);
 }
@@ -164,6 +178,7 @@ std::unique_ptr<SaveJob> CheckpointWriter::prepare(std::int64_t step,
                                     {"step", std::to_string(step)},
                                     {"rank", fmt::format("{} of {}", plan.rank, plan.ranks)}});
     own = describe(plan.image);
+    own.values[0] += bytes_beside(plan);
   } catch (...) {
     own = RankRecord::of_current_exception();
   }
@@ -173,7 +188,8 @@ std::unique_ptr<SaveJob> CheckpointWriter::prepare(std::int64_t step,
     return nullptr;
   }
   total_bytes_ = sum_of_bytes(planned);
-  snapshot_target_ = options_.is_async ? reserve_snapshot(planned, stream) : nullptr;
+  snapshot_target_ = options_.is_async ? reserve_snapshot(plan.image.bytes(), planned, stream)
+                                       : nullptr;
 
   own = RankRecord();
   if (world_->rank() == 0) {
@@ -218,7 +234,8 @@ RankRecord CheckpointWriter::describe(const FileImage& image) const {
 
 // Memory for this rank's copies, or null where its host has not enough for all of its ranks: pinned
 // memory that does not exist ends the process rather than the call.
-char* CheckpointWriter::reserve_snapshot(const std::vector<RankRecord>& ranks, Stream& stream) {
+char* CheckpointWriter::reserve_snapshot(std::uint64_t image_bytes,
+                                         const std::vector<RankRecord>& ranks, Stream& stream) {
   const RankRecord& own = ranks[static_cast<std::size_t>(world_->rank())];
   std::uint64_t missing = 0;
   std::uint64_t available = own.values[3];
@@ -230,7 +247,7 @@ char* CheckpointWriter::reserve_snapshot(const std::vector<RankRecord>& ranks, S
   // A tenth stays for everything else.
   if (missing <= available / 10 * 9) {
     try {
-      return snapshot_memory_.reserve(stream.context(), own.values[0]);
+      return snapshot_memory_.reserve(stream.context(), image_bytes);
     } catch (const Error&) {  // the warning below says it
     }
   }
@@ -313,8 +330,11 @@ std::vector<SaveOutcome> CheckpointWriter::take_outcomes() {
 
 void CheckpointWriter::check_space(std::span<const NamedState> states, Stream& stream) {
   RankRecord own;
+  std::uint64_t image_bytes = 0;
   try {
-    own = describe(FileImage(states, {}));
+    const FileImage image(states, {});
+    image_bytes = image.bytes();
+    own = describe(image);
   } catch (...) {
     own = RankRecord::of_current_exception();
   }
@@ -335,7 +355,7 @@ void CheckpointWriter::check_space(std::span<const NamedState> states, Stream& s
       throw_record(record, record.text);
     }
   }
-  if (options_.is_async) reserve_snapshot(planned, stream);
+  if (options_.is_async) reserve_snapshot(image_bytes, planned, stream);
 }
 
 }  // namespace tessera

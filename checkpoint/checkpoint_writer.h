@@ -103,7 +103,7 @@ class CheckpointWriter {
                                    const std::string& metadata_json, Stream& stream,
                                    std::vector<CheckpointFile> files);
   RankRecord describe(const FileImage& image) const;
-  char* reserve_snapshot(const std::vector<RankRecord>& ranks, Stream& stream);
+  char* reserve_snapshot(std::uint64_t image_bytes, const std::vector<RankRecord>& ranks, Stream& stream);
   void start_async(char* memory, Stream& stream);
   SaveOutcome good_outcome(std::int64_t step, const RankRecord& committed) const;
   bool settle(Stream& stream);
