@@ -18,6 +18,10 @@ TESSERA_OPS(TESSERA_DECLARE_CUDA_WORKSPACE)
 // Scratch pieces start at multiples of 256 bytes.
 constexpr std::size_t scratch_bytes(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Whether a product into bf16 is made in fp32 scratch first: it is added to c and a bias together, which
+// must not round twice.
+bool gemm_sums_apart(const Gemm& args);
+
 // Rows of partial sums that column_sum leaves; the row pieces are equal but the last.
 struct RowParts {
   std::int64_t parts = 0;

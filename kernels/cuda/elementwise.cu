@@ -108,16 +108,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// out[t, j] += bias[j], for products whose library kernel cannot add the bias itself.
+// out[t, j] = bias[j] (+ out) (+ product), for products whose library kernel cannot add the bias itself.
 template <typename C>
 __global__ void __launch_bounds__(kThreads)
-    add_bias_kernel(AnyMatrix bias, AnyMatrix out, RowChunks work) {
+    add_bias_kernel(AnyMatrix bias, bool accumulate, const float* product, AnyMatrix out, RowChunks work) {
   const std::int64_t row = blockIdx.x / work.chunks;
   const std::int64_t i = (blockIdx.x - row * work.chunks) * kThreads + threadIdx.x;
   if (i >= work.cols) return;
   const std::int64_t at = row * out.stride + i;
-  store_any<C>(out.data, out.dtype, at,
-               load_any<C>(out.data, out.dtype, at) + load_any<C>(bias.data, bias.dtype, i));
+  C value = load_any<C>(bias.data, bias.dtype, i);
+  if (accumulate) value += load_any<C>(out.data, out.dtype, at);
+  if (product != nullptr) value += static_cast<C>(product[row * work.cols + i]);
+  store_any<C>(out.data, out.dtype, at, value);
 }
 
 // The tensors as few rows as possible: one row where all are dense.
@@ -307,16 +309,26 @@ void scale(const Scale& args, Stream& stream) {
   TESSERA_LAUNCHED();
 }
 
-void add_bias(const Tensor& bias, const Tensor& out, Stream& stream) {
+namespace {
+
+void launch_add_bias(const Tensor& bias, bool accumulate, const float* product, const Tensor& out,
+                     Stream& stream) {
   if (out.numel() == 0) return;
   const cudaStream_t s = native(stream);
   const RowChunks work(out.rows(), out.cols(), kThreads);
-  if (out.dtype == DType::kF64) {
-    add_bias_kernel<double><<<work.blocks(), kThreads, 0, s>>>(AnyMatrix(bias), AnyMatrix(out), work);
-  } else {
-    add_bias_kernel<float><<<work.blocks(), kThreads, 0, s>>>(AnyMatrix(bias), AnyMatrix(out), work);
-  }
+  const auto kernel = out.dtype == DType::kF64 ? add_bias_kernel<double> : add_bias_kernel<float>;
+  kernel<<<work.blocks(), kThreads, 0, s>>>(AnyMatrix(bias), accumulate, product, AnyMatrix(out), work);
   TESSERA_LAUNCHED();
+}
+
+}  // namespace
+
+void add_bias(const Tensor& bias, bool accumulate, const Tensor& out, Stream& stream) {
+  launch_add_bias(bias, accumulate, nullptr, out, stream);
+}
+
+void add_product_and_bias(const Tensor& product, const Tensor& bias, const Tensor& out, Stream& stream) {
+  launch_add_bias(bias, true, pointer<float>(product), out, stream);
 }
 
 void column_sum(const ColumnSum& args, Stream& stream) {

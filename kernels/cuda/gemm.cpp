@@ -23,6 +23,7 @@
 #include "engine/device/cuda/cuda_context.h"
 #include "engine/memory/scratch.h"
 #include "kernels/cuda/add_bias.h"
+#include "kernels/cuda_workspace.h"
 #include "kernels/gemm_choices.h"
 #include "kernels/ops.h"
 
@@ -99,7 +100,6 @@ struct Problem {
       : m(args.c.rows()),
         n(args.c.cols()),
         k(args.transpose_a ? args.a.rows() : args.a.cols()),
-        // The library adds a bias of the output's type only.
         has_bias(args.bias.defined() && args.bias.dtype == args.c.dtype),
         is_double(args.a.dtype == DType::kF64),
         key{m,
@@ -145,6 +145,12 @@ struct Scalars {
   }
 };
 
+std::string not_supported(const Gemm& args) {
+  return fmt::format("[gemm] cuBLASLt has no kernel for a {} {}{}, b {}{}, c {} {}", name_of(args.a.dtype),
+                     to_string(args.a.shape), args.transpose_a ? " transposed" : "", to_string(args.b.shape),
+                     args.transpose_b ? " transposed" : "", name_of(args.c.dtype), to_string(args.c.shape));
+}
+
 class GemmLibrary : public Extension {
  public:
   explicit GemmLibrary(CudaContext& context) : context_(&context) {
@@ -158,6 +164,8 @@ class GemmLibrary : public Extension {
   int import_choices(const nlohmann::json& choices);
 
  private:
+  // False, without having done anything, where the library has no kernel for these arguments.
+  bool multiply_planned(const Gemm& args, CudaStream& stream, void* workspace);
   Plan& plan_for(const Problem& problem, const Gemm& args, CudaStream& stream, void* workspace);
   Plan describe(const Problem& problem, const Gemm& args) const;
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Problem& problem, const Gemm& args,
@@ -307,29 +315,42 @@ Plan& GemmLibrary::plan_for(const Problem& problem, const Gemm& args, CudaStream
 }
 
 void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
-  const auto scratch = stream.scratch().take(context_->capabilities().gemm_workspace);
-  const cudaStream_t s = cuda::native(stream);
-  Problem problem(args);
-  const std::lock_guard lock(mutex_);
-  Plan* plan = &plan_for(problem, args, stream, scratch.data());
-  if (!plan->is_supported && problem.has_bias) {
-    // No kernel with this epilogue: multiply first, add the bias after.
-    Gemm without = args;
-    without.bias = Tensor();
-    problem = Problem(without);
-    plan = &plan_for(problem, without, stream, scratch.data());
+  const auto workspace = stream.scratch().take(context_->capabilities().gemm_workspace);
+  if (gemm_sums_apart(args)) {
+    const auto memory = stream.scratch().take(static_cast<std::size_t>(args.c.numel()) * sizeof(float));
+    Gemm product = args;
+    product.c = Tensor(memory.data(), DType::kF32, Shape{args.c.rows(), args.c.cols()}, args.c.device);
+    product.accumulate = false;
+    product.bias = Tensor();
+    CHECK(multiply_planned(product, stream, workspace.data()), "{}", not_supported(product));
+    add_product_and_bias(product.c, args.bias, args.c, stream);
+    return;
   }
-  CHECK(plan->is_supported,
-        "[gemm] cuBLASLt has no kernel for {} x {} x {}: a {} {}{}, b {}{}, c {}", problem.m, problem.n,
-        problem.k, name_of(args.a.dtype), to_string(args.a.shape), args.transpose_a ? " transposed" : "",
-        to_string(args.b.shape), args.transpose_b ? " transposed" : "", name_of(args.c.dtype));
+  if (multiply_planned(args, stream, workspace.data())) return;
+  CHECK(args.bias.defined(), "{}", not_supported(args));
+  // No kernel adds this bias: it goes into c first and the product is added to it, so that c is rounded
+  // once. (An fp32 or fp64 c may hold its old value too; a bf16 one was dealt with above.)
+  Gemm rest = args;
+  rest.bias = Tensor();
+  rest.accumulate = true;
+  add_bias(args.bias, args.accumulate, args.c, stream);
+  CHECK(multiply_planned(rest, stream, workspace.data()), "{}", not_supported(rest));
+}
+
+bool GemmLibrary::multiply_planned(const Gemm& args, CudaStream& stream, void* workspace) {
+  const Problem problem(args);
+  // The library adds a bias of the output's type only.
+  if (args.bias.defined() && !problem.has_bias) return false;
+  const cudaStream_t s = cuda::native(stream);
+  const std::lock_guard lock(mutex_);
+  const Plan& plan = plan_for(problem, args, stream, workspace);
+  if (!plan.is_supported) return false;
   if (problem.has_bias) {
     const void* bias = args.bias.data;
-    set(plan->desc.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set(plan.desc.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
-  CUBLAS_CHECK(multiply(*plan, plan->algorithm, args, Scalars(args, problem.is_double), args.c.data,
-                        scratch.data(), s));
-  if (args.bias.defined() && !problem.has_bias) add_bias(args.bias, args.c, stream);
+  CUBLAS_CHECK(multiply(plan, plan.algorithm, args, Scalars(args, problem.is_double), args.c.data, workspace, s));
+  return true;
 }
 
 std::string hex_of(const cublasLtMatmulAlgo_t& algorithm) {
@@ -388,7 +409,7 @@ void empty_product(const Gemm& args, Stream& stream) {
                                  static_cast<std::size_t>(args.c.cols()) * size,
                                  static_cast<std::size_t>(args.c.rows()), s));
   }
-  if (args.bias.defined()) add_bias(args.bias, args.c, stream);
+  if (args.bias.defined()) add_bias(args.bias, true, args.c, stream);
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ __device__ __forceinline__ float round_stochastic(float value, std::uint32_t noi
   const std::uint32_t u = __float_as_uint(value);
   // Infinity and NaN keep their class.
   if ((u & 0x7f800000u) == 0x7f800000u) return __bfloat162float(__float2bfloat16_rn(value));
-  return __uint_as_float((u + noise) & 0xffff0000u);
+  return __uint_as_float((u + (noise & 0xffffu)) & 0xffff0000u);
 }
 
 __device__ __forceinline__ void update(const AdamWArguments& a, const AdamWStep& step, float g, float& p, float& m,
@@ -200,19 +200,10 @@ __global__ void __launch_bounds__(kThreads, 2) adamw_kernel(AdamWArguments a, Se
       const std::int64_t local = segment.local_begin + (i - segment.begin);
       std::int64_t row = divide(local, segment.local_cols);
       std::int64_t col = local - row * segment.local_cols;
-      PhiloxBlock block{};
-      std::uint64_t held = ~std::uint64_t{0};
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const auto index = static_cast<std::uint64_t>(segment.global_begin + row * segment.global_cols + col);
-        if (held != (index >> 1)) {
-          held = index >> 1;
-          block = philox(key, held);
-        }
-        const bool odd = (index & 1) != 0;
-        const std::uint32_t first = odd ? block.v[2] : block.v[0];
-        const std::uint32_t second = odd ? block.v[3] : block.v[1];
-        const RoundingNoise noise{first & 0xffffu, first >> 16, second & 0xffffu};
+        const RoundingNoise noise = rounding_noise(key, index);
         round_values<kNoisy>(a, noise, p[j], m[j], v[j]);
         if (++col == segment.local_cols) {
           col = 0;

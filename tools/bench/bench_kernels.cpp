@@ -58,9 +58,9 @@ class Bench {
     const Tensor t(buffers_.back().data(), dtype, shape, context_->device());
     if (dtype == DType::kF32 || dtype == DType::kBF16) {
       FillNormal fill;
-      fill.out = t;
+      fill.out = t.reshape(Shape{t.numel()});
       fill.key = derive_key(++seed_, RandomPurpose::kSynthetic);
-      fill.global_cols = t.cols();
+      fill.global_cols = t.numel();
       fill.std = std;
       fill_normal(fill, *stream_);
     } else {

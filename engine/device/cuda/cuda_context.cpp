@@ -1,5 +1,8 @@
 #include "engine/device/cuda/cuda_context.h"
 
+#include <cctype>
+#include <string_view>
+
 #include "engine/core/error.h"
 #include "engine/device/cuda/cuda_check.h"
 
@@ -8,6 +11,42 @@ namespace {
 
 // What cuBLASLt may use on Hopper for its split-K and stream-K kernels.
 constexpr std::size_t kGemmWorkspace = std::size_t{64} << 20;
+
+// Left to the driver and to libraries that allocate outside our arenas (cuBLAS, cuDNN and NCCL load their
+// kernels and buffers late).
+constexpr std::size_t kReservedBytes = std::size_t{512} << 20;
+
+// Dense bf16 by NVIDIA's datasheets, accumulated in fp32. The first name found in the GPU's own counts, so
+// special models stand before the general one.
+struct PeakFlops {
+  std::string_view name;
+  double bf16;
+};
+constexpr PeakFlops kPeaks[] = {
+    {"GB200", 2500e12},    {"B200", 2250e12}, {"GH200", 989e12},    {"H200 NVL", 835e12}, {"H200", 989e12},
+    {"H100 NVL", 835e12},  {"H100 PCIe", 756e12}, {"H100", 989e12}, {"H800", 989e12},     {"H20", 148e12},
+    {"A100", 312e12},      {"A800", 312e12},  {"L40S", 362e12},     {"L40", 181e12},      {"L4", 121e12},
+    {"A40", 150e12},       {"A30", 165e12},   {"A10", 125e12},      {"RTX 6000 Ada", 364e12},
+    {"RTX 4090", 165e12},  {"RTX 3090", 71e12},
+};
+
+// Whether `name` stands in `text` as words of its own: an RTX A4000 is no A40.
+bool has_words(std::string_view text, std::string_view name) {
+  const auto is_part_of_word = [&](std::size_t i) {
+    return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i])) != 0;
+  };
+  for (std::size_t at = text.find(name); at != text.npos; at = text.find(name, at + 1)) {
+    if ((at == 0 || !is_part_of_word(at - 1)) && !is_part_of_word(at + name.size())) return true;
+  }
+  return false;
+}
+
+double peak_bf16_flops(std::string_view gpu_name) {
+  for (const PeakFlops& peak : kPeaks) {
+    if (has_words(gpu_name, peak.name)) return peak.bf16;
+  }
+  return 0;
+}
 
 int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
@@ -42,6 +81,7 @@ CudaContext::CudaContext(int index, const ContextOptions& options)
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
   gpu_name_ = properties.name;
+  capabilities_.peak_bf16_flops = peak_bf16_flops(properties.name);
   shared_memory_limit_ = properties.sharedMemPerBlockOptin;
 }
 
@@ -72,6 +112,15 @@ void* CudaContext::allocate(std::size_t bytes, MemoryKind kind) {
                "[memory] cuda:{} has {} of {} bytes free, {} are wanted; use a smaller micro-batch, "
                "memory.recompute: full, or more parallelism",
                device_.index, free_bytes, total_bytes, bytes);
+}
+
+std::size_t CudaContext::available_bytes() const {
+  make_current();
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  // 0 would mean "unknown": a full GPU has one byte left.
+  return free_bytes > kReservedBytes ? free_bytes - kReservedBytes : 1;
 }
 
 void CudaContext::release(void* data, std::size_t, MemoryKind kind) noexcept {

@@ -51,6 +51,7 @@ class CudaContext : public BackendContext {
   // kRegistered memory is plain device memory unless a communication library provides it.
   void* allocate(std::size_t bytes, MemoryKind kind) override;
   void release(void* data, std::size_t bytes, MemoryKind kind) noexcept override;
+  std::size_t available_bytes() const override;
   std::unique_ptr<Stream> make_stream(const std::string& name) override;
   std::unique_ptr<Event> make_event() override;
 
