@@ -390,6 +390,16 @@ class ConfigReader final : public FieldVisitor {
                            ? fmt::format("{} is not a section of the configuration", shown(key_node))
                            : fmt::format("{} is not a key of {}", shown(key_node), path_);
     const KnownKeys& known = context_.known;
+    if (const auto [section, leaf] = KnownKeys::split(key); !section.empty()) {
+      // "train.max_steps: 10": the notation of messages and --set, used as a key.
+      const std::string full = join_path(schema_path_, section);
+      const auto names = known.names_in(full);
+      if (std::find(names.begin(), names.end(), leaf) != names.end()) {
+        context_.reading.unreadable.insert(known.canonical(full, leaf));
+        context_.mistake(node, text + fmt::format("; write {} under {}:, indented", leaf, section));
+        return;
+      }
+    }
     const auto homes = known.homes_of(key);
     const auto nearest = nearest_name(key, known.names_in(schema_path_));
     if (nearest && !is_far_fetched(key, *nearest, homes)) {
