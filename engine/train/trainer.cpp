@@ -52,11 +52,13 @@ struct Trainer::Staging {
   explicit Staging(ModelRuntime& runtime)
       : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost),
         device_stop(runtime.context(), sizeof(double)) {
+    for (auto& event : started) event = runtime.context().make_event();
     for (auto& event : finished) event = runtime.context().make_event();
   }
   Slot& slot(std::int64_t step) { return static_cast<Slot*>(memory.data())[step % 2]; }
 
   Buffer memory;
+  std::unique_ptr<Event> started[2];
   std::unique_ptr<Event> finished[2];
   Buffer device_stop;  // one fp64: the largest stop request of all ranks
 };
@@ -246,6 +248,7 @@ void Trainer::run_step(std::int64_t step) {
   ModelRuntime& runtime = *runtime_;
   Staging::Slot& slot = staging_->slot(step);
   LayerContext layer = runtime.layer_context();
+  stream.record(*staging_->started[step % 2]);
   runtime.params().begin_step();
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
   double target_tokens = 0;
@@ -292,13 +295,15 @@ void Trainer::collect(std::int64_t step) {
   if (step <= collected_step_ || step > enqueued_step_) return;
   staging_->finished[step % 2]->synchronize();
   collected_step_ = step;
-  const auto now = Clock::now();
   const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
   if (results.stop > 0) stop_ = true;
 
-  const double seconds = seconds_between(step_start_, now);
-  step_start_ = now;
+  // From the end of the step before, unless an evaluation or a save stood between the two.
+  Event& finished = *staging_->finished[step % 2];
+  const Event& begin = step == first_timed_step_ ? *staging_->started[step % 2]
+                                                 : *staging_->finished[(step - 1) % 2];
+  const double seconds = finished.milliseconds_since(begin) / 1e3;
   const auto tokens = static_cast<std::int64_t>(results.totals[1]);
   tokens_total_ += tokens;
   const bool applied = results.control.is_finite != 0 && results.control.has_targets != 0;
@@ -407,7 +412,7 @@ int Trainer::run() {
     return 0;
   }
   if (config_.eval.at_start && eval_loader_ && start_step_ == 0) evaluate_at(0);
-  step_start_ = Clock::now();
+  first_timed_step_ = start_step_ + 1;
   collected_step_ = enqueued_step_ = start_step_;
   std::int64_t step = start_step_;
   std::int64_t saved_step = start_step_;
@@ -426,7 +431,7 @@ int Trainer::run() {
       saved_step = step;
     }
     if (exports) write_model(folder_.exports() / fmt::format("step-{:06}", step));
-    step_start_ = Clock::now();
+    first_timed_step_ = step + 1;
   }
   collect(step);
   if (saved_step != step) save(step);

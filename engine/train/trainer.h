@@ -89,9 +89,9 @@ class Trainer {
 
   std::int64_t enqueued_step_ = 0;   // last step given to the device
   std::int64_t collected_step_ = 0;  // last step whose results were read
+  std::int64_t first_timed_step_ = 0;  // its time starts with itself, not with the step before
   bool stop_ = false;
   std::chrono::steady_clock::time_point run_start_;
-  std::chrono::steady_clock::time_point step_start_;
   std::chrono::steady_clock::time_point last_save_;
 };
 
