@@ -24,7 +24,8 @@ struct TextEncoder {
   std::string fingerprint;
 };
 
-// One token per byte; 256 ends a document. Needs no file: for tests and first runs.
+// The built-in byte tokenizer (Tokenizer::bytes): one token per byte, <|eos|> ends a document. Needs no
+// file: for tests and first runs.
 TextEncoder byte_encoder();
 
 }  // namespace tessera

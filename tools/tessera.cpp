@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   tessera::add_inspect_command(app, code);
   tessera::add_export_command(app, code);
   tessera::add_init_command(app, code);
+  tessera::add_tokenize_command(app, code);
   tessera::add_verify_command(app, code);
   try {
     app.parse(argc, argv);

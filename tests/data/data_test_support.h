@@ -49,7 +49,7 @@ class DataTest : public ::testing::Test {
   DataTest() {
     options.cache_dir = (scratch.path() / "cache").string();
     settings.encoder = &encoder;
-    settings.vocab_size = 257;
+    settings.vocab_size = encoder.vocab_size;
     settings.sequence_length = 16;
     settings.threads = 2;
   }
@@ -114,10 +114,10 @@ inline std::vector<PlainRow> all_rows(const Dataset& dataset) {
   return rows;
 }
 
-// The text of bytes tokens.
+// The text of bytes; '|' for the end of a document.
 inline std::string text_of(const std::vector<std::int32_t>& ids) {
   std::string text;
-  for (const std::int32_t id : ids) text += id == 256 ? '|' : static_cast<char>(id);
+  for (const std::int32_t id : ids) text += id == 257 ? '|' : static_cast<char>(id);
   return text;
 }
 

@@ -159,7 +159,7 @@ TEST_F(Labels, IdsOutsideOfTheVocabularyAreFoundBeforeTheFirstStep) {
   // The name of the token, where the tokenizer has one.
   settings.vocab_size = 256;
   message = error_of_file("c.jsonl", "{\"text\":\"a\"}\n");
-  EXPECT_NE(message.find("c.jsonl:1: token id 256 (<|endoftext|>) is outside"), std::string::npos)
+  EXPECT_NE(message.find("c.jsonl:1: token id 257 (<|eos|>) is outside"), std::string::npos)
       << message;
   // A label is an id too.
   settings.vocab_size = 512;

@@ -15,7 +15,7 @@ using test::text_of;
 
 class TextSources : public DataTest {
  protected:
-  // The texts of all documents; the byte tokenizer ends each with id 256, shown as '|'.
+  // The texts of all documents; the byte tokenizer ends each with id 257, shown as '|'.
   std::vector<std::string> documents(const Dataset& dataset) {
     std::vector<std::string> texts;
     for (const auto& source : dataset.sources()) {

@@ -239,7 +239,7 @@ TEST_F(Stores, SyntheticData) {
   std::set<std::int32_t> ids;
   for (const auto& row : rows) {
     for (const std::int32_t id : row.inputs) {
-      ASSERT_TRUE(id >= 0 && id < 257);
+      ASSERT_TRUE(id >= 0 && id < 259);
       ids.insert(id);
     }
   }
