@@ -9,6 +9,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -73,7 +74,9 @@ class Communicator {
   // Ends every pending and later operation of all ranks with an AbortedError that carries `reason`, in
   // this group and in every group that was split from the same world; safe to call from any thread,
   // more than once; the first reason wins.
-  virtual void abort(const std::string& reason) noexcept = 0;
+  void abort(const std::string& reason) noexcept { abort_handle()(reason); }
+  // A copyable function that does the same and may outlive this communicator.
+  virtual std::function<void(const std::string& reason)> abort_handle() = 0;
 
  protected:
   Communicator(int rank, int size, std::string name)

@@ -167,7 +167,9 @@ class HostCommunicator final : public Communicator {
     });
     return window;
   }
-  void abort(const std::string& reason) noexcept override { backend_->abort(reason); }
+  std::function<void(const std::string&)> abort_handle() override {
+    return [backend = backend_](const std::string& reason) { backend->abort(reason); };
+  }
 
  protected:
   void group_start() override {
@@ -289,6 +291,34 @@ std::string to_string(const HostOp& op) {
     default:
       return text;
   }
+}
+
+std::size_t contributed_bytes(const HostOp& op, int rank, int size) {
+  switch (op.kind) {
+    case HostOpKind::kReduceScatter:
+    case HostOpKind::kAllToAll:
+      return op.bytes() * static_cast<std::size_t>(size);
+    case HostOpKind::kBroadcast:
+      return rank == op.peer ? op.bytes() : 0;
+    default:
+      return op.bytes();
+  }
+}
+
+std::string find_disagreement(const std::string& group, int size,
+                              const std::function<const HostOp&(int rank)>& call_of) {
+  const HostOp& first = call_of(0);
+  for (int r = 1; r < size; ++r) {
+    const HostOp& other = call_of(r);
+    const bool is_same = first.kind == other.kind && first.reduce == other.reduce &&
+                         first.dtype == other.dtype && first.count == other.count &&
+                         first.sequence == other.sequence &&
+                         (first.kind != HostOpKind::kBroadcast || first.peer == other.peer);
+    if (is_same) continue;
+    return fmt::format("[{}] the ranks disagree: rank 0 calls {}, rank {} calls {}", group,
+                       to_string(first), r, to_string(other));
+  }
+  return {};
 }
 
 std::unique_ptr<Communicator> make_host_communicator(int rank, int size, const std::string& name,

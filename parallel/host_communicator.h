@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,13 @@ struct HostOp {
 
 // "all_reduce #7 (sum, bf16, 4096 bytes)".
 std::string to_string(const HostOp& op);
+
+// Bytes of the operand that `rank` brings to a collective of `size` ranks.
+std::size_t contributed_bytes(const HostOp& op, int rank, int size);
+
+// The message about the first rank whose call does not match rank 0's; empty if all match.
+std::string find_disagreement(const std::string& group, int size,
+                              const std::function<const HostOp&(int rank)>& call_of);
 
 // Moves bytes among the ranks of one group. Calls come one at a time, in the order of issue, except
 // abort, which comes from any thread. A failure throws on this rank and ends the peers' operations.

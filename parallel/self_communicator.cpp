@@ -5,18 +5,37 @@
 
 #include "parallel/collective_checks.h"
 #include "parallel/peer_window.h"
+#include "parallel/threads/thread_window.h"
 
 namespace tessera {
 namespace {
 
+// The first reason of an abort, shared by a group, those split from it and their abort handles.
+class AbortState {
+ public:
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (reason_.empty()) reason_ = reason.empty() ? "no reason was given" : reason;
+  }
+  void check(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) throw AbortedError(fmt::format("[{}] ended: {}", name, reason_));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string reason_;  // empty: not aborted
+};
+
 class SelfCommunicator final : public Communicator {
  public:
-  explicit SelfCommunicator(const std::string& name) : Communicator(0, 1, name) {}
+  SelfCommunicator(const std::string& name, std::shared_ptr<AbortState> state)
+      : Communicator(0, 1, name), state_(std::move(state)) {}
 
   std::unique_ptr<Communicator> split(int color, int, const std::string& name) override {
     check_not_aborted();
     if (color < 0) return nullptr;
-    return std::make_unique<SelfCommunicator>(name);
+    return std::make_unique<SelfCommunicator>(name, state_);
   }
   void all_reduce(const Tensor& tensor, ReduceOp, Stream& stream) override {
     check_all_reduce(*this, tensor, stream);
@@ -51,9 +70,12 @@ class SelfCommunicator final : public Communicator {
   }
   void barrier() override { check_not_aborted(); }
 
-  void abort(const std::string& reason) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (reason_.empty()) reason_ = reason.empty() ? "no reason was given" : reason;
+  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags) override {
+    check_not_aborted();
+    return threads::make_self_window(memory.data, memory.bytes(), num_flags);
+  }
+  std::function<void(const std::string&)> abort_handle() override {
+    return [state = state_](const std::string& reason) { state->abort(reason); };
   }
 
  protected:
@@ -80,13 +102,9 @@ class SelfCommunicator final : public Communicator {
     stream_ = &stream;
     list.push_back(tensor);
   }
-  void check_not_aborted() {
-    const std::lock_guard lock(mutex_);
-    if (!reason_.empty()) throw AbortedError(fmt::format("[{}] ended: {}", name(), reason_));
-  }
+  void check_not_aborted() { state_->check(name()); }
 
-  std::mutex mutex_;
-  std::string reason_;  // empty: not aborted
+  std::shared_ptr<AbortState> state_;
   bool in_group_ = false;
   Stream* stream_ = nullptr;  // of the open group
   std::deque<Tensor> sends_;
@@ -96,7 +114,7 @@ class SelfCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_self_communicator(const std::string& name) {
-  return std::make_unique<SelfCommunicator>(name);
+  return std::make_unique<SelfCommunicator>(name, std::make_shared<AbortState>());
 }
 
 }  // namespace tessera

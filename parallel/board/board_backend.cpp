@@ -21,30 +21,10 @@ void copy(void* out, const void* in, std::size_t bytes) {
   if (out != in && bytes != 0) std::memcpy(out, in, bytes);
 }
 
-// Bytes that a rank shows to the others.
-std::size_t shown_bytes(const HostOp& op, int rank, int size) {
-  switch (op.kind) {
-    case HostOpKind::kReduceScatter:
-    case HostOpKind::kAllToAll:
-      return op.bytes() * static_cast<std::size_t>(size);
-    case HostOpKind::kBroadcast:
-      return rank == op.peer ? op.bytes() : 0;
-    case HostOpKind::kBarrier:
-      return 0;
-    default:
-      return op.bytes();
-  }
-}
-
 // Whether the operands fit the slots; decided alike on every rank.
 bool is_inline(const HostOp& op, int size) {
   const bool holds_all = op.kind == HostOpKind::kReduceScatter || op.kind == HostOpKind::kAllToAll;
   return op.bytes() * static_cast<std::size_t>(holds_all ? size : 1) <= kInlineBytes;
-}
-
-bool is_same(const HostOp& a, const HostOp& b) {
-  return a.kind == b.kind && a.reduce == b.reduce && a.dtype == b.dtype && a.count == b.count &&
-         a.sequence == b.sequence && (a.kind != HostOpKind::kBroadcast || a.peer == b.peer);
 }
 
 }  // namespace
@@ -65,7 +45,7 @@ void BoardBackend::post(const HostOp& op) {
   slot.posted[parity_] = op;
   slot.latest.store(op.sequence * 16 + static_cast<std::uint64_t>(op.kind),
                     std::memory_order_relaxed);
-  if (is_inline(op, size())) copy(payload_of(rank_), op.in, shown_bytes(op, rank_, size()));
+  if (is_inline(op, size())) copy(payload_of(rank_), op.in, contributed_bytes(op, rank_, size()));
 }
 
 void BoardBackend::meet(const HostOp& op) {
@@ -95,16 +75,11 @@ void BoardBackend::meet(const HostOp& op) {
 }
 
 void BoardBackend::check_posted() {
-  const HostOp& first = posted_by(0);
-  for (int r = 1; r < size(); ++r) {
-    const HostOp& other = posted_by(r);
-    if (is_same(first, other)) continue;
-    const std::string reason =
-        fmt::format("[{}] the ranks disagree: rank 0 calls {}, rank {} calls {}", name_,
-                    to_string(first), r, to_string(other));
-    tree_->abort(reason);
-    throw Error(ErrorKind::kInternal, reason);
-  }
+  const std::string reason = find_disagreement(
+      name_, size(), [this](int r) -> const HostOp& { return posted_by(r); });
+  if (reason.empty()) return;
+  tree_->abort(reason);
+  throw Error(ErrorKind::kInternal, reason);
 }
 
 void BoardBackend::run(const HostOp& op) {
@@ -465,6 +440,21 @@ void BoardBackend::exchange(HostOpKind kind, std::uint64_t sequence, const void*
   op.count = static_cast<std::int64_t>(bytes);
   op.sequence = sequence;
   run(op);
+}
+
+void BoardBackend::exchange(const HostOp& op, const void* in, void* out, std::size_t bytes) {
+  CHECK(bytes <= kInlineBytes, "[{}] {} bytes to exchange, at most {} fit", name_, bytes, kInlineBytes);
+  if (board_->is_interrupted()) throw_aborted(op);
+  parity_ ^= 1;
+  RankSlot& slot = board_->slot(rank_);
+  slot.posted[parity_] = op;
+  slot.latest.store(op.sequence * 16 + static_cast<std::uint64_t>(op.kind), std::memory_order_relaxed);
+  copy(payload_of(rank_), in, bytes);
+  meet(op);
+  check_posted();
+  for (int r = 0; r < size(); ++r) {
+    copy(offset(out, bytes * static_cast<std::size_t>(r)), payload_of(r), bytes);
+  }
 }
 
 std::shared_ptr<HostBackend> BoardBackend::split(int color, int key, const std::string& name,

@@ -43,6 +43,9 @@ class BoardBackend : public HostBackend {
   // Gathers `bytes` (at most kInlineBytes) of every rank into `out`.
   void exchange(HostOpKind kind, std::uint64_t sequence, const void* in, void* out,
                 std::size_t bytes);
+  // The same in the name of `op`, a collective whose data moves elsewhere: `op` is what must agree and
+  // what errors speak of.
+  void exchange(const HostOp& op, const void* in, void* out, std::size_t bytes);
 
  private:
   struct Transfer;

@@ -21,6 +21,7 @@ struct FailureReport {
   int rank = -1;  // whose error it is; -1: the control plane's own
   ErrorKind kind = ErrorKind::kTransient;
   std::string text;
+  bool is_loss = false;  // the rank did not report it itself: it is gone
 };
 
 struct StopDecision {

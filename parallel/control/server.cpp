@@ -63,6 +63,11 @@ class ControlServer::Loop {
     return failure_;
   }
 
+  bool has_left(int rank) const {
+    const std::lock_guard lock(mutex_);
+    return members_[static_cast<std::size_t>(rank)].has_said_goodbye;
+  }
+
   bool wait_all_left(double timeout_seconds) const {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [&] {
@@ -76,6 +81,7 @@ class ControlServer::Loop {
   struct Member {
     MemberState state = MemberState::kExpected;
     std::string who;
+    bool has_said_goodbye = false;
     double lost_at = 0;  // when the connection broke without a goodbye; 0: it did not
     std::optional<std::int64_t> passed;
   };
@@ -154,7 +160,8 @@ class ControlServer::Loop {
         set_failure({connection.rank, ErrorKind::kTransient,
                      fmt::format("[control] rank {} ({}) has sent no heartbeat for {:g} s; its machine or "
                                  "the network is gone, or the process is stopped",
-                                 connection.rank, member_of(connection).who, options_.silence_seconds)});
+                                 connection.rank, member_of(connection).who, options_.silence_seconds),
+                     true});
       }
       return false;
     }
@@ -202,6 +209,7 @@ class ControlServer::Loop {
         return true;
       case MessageKind::kBye:
         member_of(connection).state = MemberState::kGone;
+        member_of(connection).has_said_goodbye = true;
         decide_stop();
         changed_.notify_all();
         connection.is_closing = true;
@@ -269,7 +277,8 @@ class ControlServer::Loop {
       member.state = MemberState::kGone;
       set_failure({static_cast<int>(rank), ErrorKind::kTransient,
                    fmt::format("[control] rank {} ({}) was lost: its connection closed without a goodbye",
-                               rank, member.who)});
+                               rank, member.who),
+                   true});
       decide_stop();
       changed_.notify_all();
     }
@@ -296,8 +305,8 @@ class ControlServer::Loop {
   }
 
   Message failure_message() const {
-    return {MessageKind::kFailure, failure_->rank, static_cast<std::int64_t>(failure_->kind), {},
-            failure_->text};
+    return {MessageKind::kFailure, failure_->rank, static_cast<std::int64_t>(failure_->kind),
+            failure_->is_loss ? "lost" : "", failure_->text};
   }
   Message stop_message() const {
     return {MessageKind::kStopAt, decision_->edge, 0, {}, decision_->reason};
@@ -341,10 +350,11 @@ ControlServer::~ControlServer() = default;
 
 const std::string& ControlServer::address() const { return loop_->address(); }
 void ControlServer::report_error(int rank, ErrorKind kind, const std::string& text) {
-  loop_->fail({rank, kind, text});
+  loop_->fail({rank, kind, text, true});
 }
 void ControlServer::request_stop(const std::string& reason) { loop_->request_stop(reason); }
 std::optional<FailureReport> ControlServer::first_failure() const { return loop_->first_failure(); }
+bool ControlServer::has_left(int rank) const { return loop_->has_left(rank); }
 bool ControlServer::wait_all_left(double timeout_seconds) const {
   return loop_->wait_all_left(timeout_seconds);
 }

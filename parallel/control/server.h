@@ -29,6 +29,8 @@ class ControlServer {
   void request_stop(const std::string& reason);
 
   std::optional<FailureReport> first_failure() const;
+  // Whether the rank has said goodbye.
+  bool has_left(int rank) const;
   // Waits until every rank has left or was lost, at most `timeout_seconds`; returns whether they have.
   bool wait_all_left(double timeout_seconds) const;
 

@@ -227,7 +227,7 @@ class SocketControlPlane final : public ControlPlane {
         break;
       case MessageKind::kFailure:
         set_failure({static_cast<int>(message.number), static_cast<ErrorKind>(message.number2),
-                     message.value});
+                     message.value, message.key == "lost"});
         break;
       case MessageKind::kFreeze:
         if (!is_frozen_) send({MessageKind::kPassed, passed_});
@@ -250,7 +250,8 @@ class SocketControlPlane final : public ControlPlane {
       set_failure({-1, ErrorKind::kTransient,
                    fmt::format("[control] rank {} lost the control server at {} ({}): the launcher or "
                                "rank 0 has ended, or the network is down",
-                               rank(), address_, is_silent ? "silent" : "connection closed")});
+                               rank(), address_, is_silent ? "silent" : "connection closed"),
+                   true});
     }
     changed_.notify_all();
   }

@@ -21,7 +21,7 @@ enum class MessageKind : std::uint8_t {
   kWelcome,
   kRefuse,   // value = why
   kValue,    // number = request, value; number2 = 1 where a kGet at once found nothing
-  kFailure,  // number = rank, number2 = ErrorKind, value = text
+  kFailure,  // number = rank, number2 = ErrorKind, key = "lost" or empty, value = text
   kFreeze,   // pass no further edge until kStopAt
   kStopAt,   // number = edge, value = reason
   // both

@@ -5,7 +5,7 @@
 
 namespace tessera::threads {
 
-class ThreadBackend final : public board::BoardBackend {
+class ThreadBackend : public board::BoardBackend {
  public:
   using BoardBackend::BoardBackend;
 

@@ -171,6 +171,12 @@ void WindowState::poison(const std::string& reason) noexcept {
   for (Side& side : sides_) side.changed.notify_all();
 }
 
+std::unique_ptr<PeerWindow> make_self_window(void* memory, std::size_t bytes, int num_flags) {
+  auto state = std::make_shared<WindowState>(1, "self", 0);
+  state->open(0, memory, bytes, num_flags);
+  return make_thread_window(std::move(state), 0, 1);
+}
+
 std::unique_ptr<PeerWindow> make_thread_window(std::shared_ptr<WindowState> state, int rank,
                                                int size) {
   return std::make_unique<ThreadWindow>(std::move(state), rank, size);
