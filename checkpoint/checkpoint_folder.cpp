@@ -224,7 +224,7 @@ void publish_checkpoint(const fs::path& directory, const fs::path& partial, std:
   sync_folder(directory, kWho);
 }
 
-void remove_leftovers(const fs::path& directory) {
+void remove_partial_saves(const fs::path& directory) {
   const std::vector<std::string> names = names_in(directory);
   for (const std::string& name : names) {
     const auto parts = split_step_name(name);

@@ -59,7 +59,7 @@ void publish_checkpoint(const std::filesystem::path& directory, const std::files
 
 // Removes what interrupted saves, removals and probes left; puts back a save whose replacement was
 // interrupted. Touches no other names. Nothing may be saving into the folder.
-void remove_leftovers(const std::filesystem::path& directory);
+void remove_partial_saves(const std::filesystem::path& directory);
 
 struct RetentionPolicy {
   int keep_last = 2;             // the newest saves; 0 keeps all

@@ -105,7 +105,7 @@ void CheckpointWriter::check_shared(Stream& stream) {
     try {
       own.values[0] = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
       create_folders(directory_, kWho);
-      remove_leftovers(directory_);
+      remove_partial_saves(directory_);
       create_for_writing(probe_of(own.values[0]), kWho);
     } catch (...) {
       own = RankRecord::of_current_exception();

@@ -144,12 +144,12 @@ TEST(CheckpointFolder, AnInterruptedReplacementIsFoundAndPutBack) {
   save_steps(folder.path(), {5}, keep_all());
   fs::rename(folder / "step-000005", folder / replaced_folder_name(5));
   EXPECT_EQ(latest_step(folder.path()), 5);
-  remove_leftovers(folder.path());
+  remove_partial_saves(folder.path());
   EXPECT_TRUE(fs::exists(folder / "step-000005/commit.json"));
   EXPECT_FALSE(fs::exists(folder / replaced_folder_name(5)));
   // With both there the replacement had happened.
   fs::create_directory(folder / replaced_folder_name(5));
-  remove_leftovers(folder.path());
+  remove_partial_saves(folder.path());
   EXPECT_EQ(latest_step(folder.path()), 5);
   EXPECT_FALSE(fs::exists(folder / replaced_folder_name(5)));
 }

@@ -118,11 +118,13 @@ TEST(SafetensorsFolder, AnAbandonedSaveLeavesTheOldOne) {
   save(folder.path(), 5, 'a', 8);
   const std::vector<std::string> before = names_in(folder.path());
   {
-    SafetensorsFolderWriter writer(folder.path(), {{"t0", DType::kU8, {4}}, {"t1", DType::kU8, {4}}}, 4);
+    SafetensorsFolderWriter writer(folder.path(),
+                                   {{"t0", DType::kU8, {4}}, {"t1", DType::kU8, {4}}}, 4);
     writer.write("t0", "bbbb", 4);
     writer.write("t1", "bb", 2);
     expect_error(ErrorKind::kInternal, {"after its shard"}, [&] { writer.write("t0", "b", 1); });
-    expect_error(ErrorKind::kInternal, {"t9", "not in the list"}, [&] { writer.write("t9", "b", 1); });
+    expect_error(ErrorKind::kInternal, {"t9", "not in the list"},
+                 [&] { writer.write("t9", "b", 1); });
   }
   EXPECT_EQ(names_in(folder.path()), before);
   EXPECT_EQ(first_byte(SafetensorsFolder(folder.path()), "t4"), 'a');
@@ -150,9 +152,10 @@ TEST(SafetensorsFolder, MissingShardsAreNamed) {
   const TempFolder folder;
   save(folder.path(), 4, 'a', 8);
   std::filesystem::remove(folder / "model-00002-of-00002.safetensors");
-  expect_error(ErrorKind::kUser,
-               {"model.safetensors.index.json", "1 of 2 shards", "model-00002-of-00002.safetensors"},
-               [&] { SafetensorsFolder weights(folder.path()); });
+  expect_error(
+      ErrorKind::kUser,
+      {"model.safetensors.index.json", "1 of 2 shards", "model-00002-of-00002.safetensors"},
+      [&] { SafetensorsFolder weights(folder.path()); });
 }
 
 TEST(SafetensorsFolder, TensorsNotInTheirShardAreNamed) {
@@ -187,7 +190,8 @@ TEST(SafetensorsFolder, BrokenIndexIsRefused) {
 
 TEST(SafetensorsFolder, AFolderWithoutWeightsSaysWhatItHolds) {
   const TempFolder folder;
-  expect_error(ErrorKind::kUser, {"no weights at all"}, [&] { SafetensorsFolder w(folder.path()); });
+  expect_error(ErrorKind::kUser, {"no weights at all"},
+               [&] { SafetensorsFolder w(folder.path()); });
   folder.write("pytorch_model.bin", "x");
   expect_error(ErrorKind::kUser, {"model.safetensors", "pytorch_model.bin"},
                [&] { SafetensorsFolder w(folder.path()); });
