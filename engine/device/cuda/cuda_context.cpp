@@ -1,7 +1,10 @@
 #include "engine/device/cuda/cuda_context.h"
 
 #include <cctype>
+#include <chrono>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 #include "engine/core/error.h"
 #include "engine/device/cuda/cuda_check.h"
@@ -11,6 +14,11 @@ namespace {
 
 // What cuBLASLt may use on Hopper for its split-K and stream-K kernels.
 constexpr std::size_t kGemmWorkspace = std::size_t{64} << 20;
+
+// A watched wait spins this long, then sleeps in naps.
+constexpr std::chrono::microseconds kSpin(100);
+constexpr std::chrono::microseconds kNap(50);
+constexpr std::chrono::milliseconds kWatchInterval(5);
 
 // Left to the driver and to libraries that allocate outside our arenas (cuBLAS, cuDNN and NCCL load their
 // kernels and buffers late).
@@ -132,6 +140,46 @@ void CudaContext::release(void* data, std::size_t, MemoryKind kind) noexcept {
   }
 }
 
+void CudaContext::add_watch(std::weak_ptr<WaitWatch> watch) {
+  const std::lock_guard lock(watch_mutex_);
+  std::erase_if(watches_, [](const auto& one) { return one.expired(); });
+  watches_.push_back(std::move(watch));
+}
+
+std::vector<std::shared_ptr<WaitWatch>> CudaContext::live_watches() {
+  const std::lock_guard lock(watch_mutex_);
+  std::vector<std::shared_ptr<WaitWatch>> result;
+  for (const auto& one : watches_) {
+    if (auto watch = one.lock()) result.push_back(std::move(watch));
+  }
+  return result;
+}
+
+template <typename Query>
+void CudaContext::wait(Query&& query, const char* call) {
+  using Clock = std::chrono::steady_clock;
+  const auto watches = live_watches();
+  const auto start = Clock::now();
+  auto next_check = start + kWatchInterval;
+  for (;;) {
+    const cudaError_t status = query();
+    if (status != cudaErrorNotReady) {
+      if (status != cudaSuccess) fail_cuda(status, call);
+      break;
+    }
+    cudaGetLastError();
+    const auto now = Clock::now();
+    if (now - start < kSpin) continue;
+    if (now >= next_check) {
+      const double waited = std::chrono::duration<double>(now - start).count();
+      for (const auto& watch : watches) watch->check_wait(waited);
+      next_check = now + kWatchInterval;
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+  for (const auto& watch : watches) watch->check_wait(0);
+}
+
 std::unique_ptr<Stream> CudaContext::make_stream(const std::string& name) {
   return std::make_unique<CudaStream>(*this, name);
 }
@@ -150,7 +198,11 @@ CudaEvent::~CudaEvent() {
 
 void CudaEvent::synchronize() {
   context_->make_current();
-  CUDA_CHECK(cudaEventSynchronize(event_));
+  if (context_->is_watched()) {
+    context_->wait([this] { return cudaEventQuery(event_); }, "cudaEventSynchronize");
+  } else {
+    CUDA_CHECK(cudaEventSynchronize(event_));
+  }
 }
 
 bool CudaEvent::is_done() const {
@@ -196,7 +248,11 @@ void CudaStream::wait(const Event& event) {
 
 void CudaStream::synchronize() {
   cuda_context_->make_current();
-  CUDA_CHECK(cudaStreamSynchronize(stream_));
+  if (cuda_context_->is_watched()) {
+    cuda_context_->wait([this] { return cudaStreamQuery(stream_); }, "cudaStreamSynchronize");
+  } else {
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
 }
 
 void CudaStream::copy_bytes(void* dst, const void* src, std::size_t bytes) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <typeindex>
+#include <vector>
 
 #include "engine/device/context.h"
 #include "engine/device/stream.h"
@@ -42,6 +43,14 @@ class ExtensionMap {
   std::map<std::type_index, std::unique_ptr<Extension>> map_;
 };
 
+// Looked at while a thread waits for the GPU: a collective whose peers are gone never ends by itself.
+class WaitWatch {
+ public:
+  virtual ~WaitWatch() = default;
+  // Called every few milliseconds of a wait and once after it; throws to end the wait with an error.
+  virtual void check_wait(double waited_seconds) = 0;
+};
+
 class CudaContext : public BackendContext {
  public:
   // Throws kUser when GPU `index` does not exist.
@@ -58,6 +67,13 @@ class CudaContext : public BackendContext {
   // Makes this GPU the calling thread's current device.
   void make_current() const;
 
+  // `watch` is asked in every later wait for a stream or event of this context, as long as it lives.
+  void add_watch(std::weak_ptr<WaitWatch> watch);
+  bool is_watched() { return !live_watches().empty(); }
+  // A watched wait: blocks until `query` no longer returns cudaErrorNotReady; `call` names it in errors.
+  template <typename Query>
+  void wait(Query&& query, const char* call);
+
   const ContextOptions& options() const { return options_; }
   const std::string& gpu_name() const { return gpu_name_; }
   // Shared memory that one block may have.
@@ -73,6 +89,10 @@ class CudaContext : public BackendContext {
   std::string gpu_name_;
   std::size_t shared_memory_limit_ = 0;
   ExtensionMap extensions_;
+  std::mutex watch_mutex_;
+  std::vector<std::weak_ptr<WaitWatch>> watches_;
+
+  std::vector<std::shared_ptr<WaitWatch>> live_watches();
 };
 
 class CudaEvent : public Event {
