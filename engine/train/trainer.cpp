@@ -58,8 +58,10 @@ struct Trainer::Staging {
   Slot& slot(std::int64_t step) { return static_cast<Slot*>(memory.data())[step % 2]; }
 
   Buffer memory;
-  std::unique_ptr<Event> started[2];
-  std::unique_ptr<Event> finished[2];
+  // Times of a step are taken when the next one is under way, from the end of the one before it.
+  static constexpr int kEvents = 4;
+  std::unique_ptr<Event> started[kEvents];
+  std::unique_ptr<Event> finished[kEvents];
   Buffer device_stop;  // one fp64: the largest stop request of all ranks
 };
 
@@ -248,7 +250,7 @@ void Trainer::run_step(std::int64_t step) {
   ModelRuntime& runtime = *runtime_;
   Staging::Slot& slot = staging_->slot(step);
   LayerContext layer = runtime.layer_context();
-  stream.record(*staging_->started[step % 2]);
+  stream.record(*staging_->started[step % Staging::kEvents]);
   runtime.params().begin_step();
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
   double target_tokens = 0;
@@ -287,22 +289,22 @@ void Trainer::run_step(std::int64_t step) {
   stream.copy_bytes(results->totals, runtime.totals().data, sizeof results->totals);
   stream.copy_bytes(&results->control, runtime.control().data, sizeof results->control);
   stream.copy_bytes(&results->stop, stop.data, sizeof results->stop);
-  stream.record(*staging_->finished[step % 2]);
+  stream.record(*staging_->finished[step % Staging::kEvents]);
   enqueued_step_ = step;
 }
 
 void Trainer::collect(std::int64_t step) {
   if (step <= collected_step_ || step > enqueued_step_) return;
-  staging_->finished[step % 2]->synchronize();
+  staging_->finished[step % Staging::kEvents]->synchronize();
   collected_step_ = step;
   const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
   if (results.stop > 0) stop_ = true;
 
   // From the end of the step before, unless an evaluation or a save stood between the two.
-  Event& finished = *staging_->finished[step % 2];
-  const Event& begin = step == first_timed_step_ ? *staging_->started[step % 2]
-                                                 : *staging_->finished[(step - 1) % 2];
+  Event& finished = *staging_->finished[step % Staging::kEvents];
+  const Event& begin = step == first_timed_step_ ? *staging_->started[step % Staging::kEvents]
+                                                 : *staging_->finished[(step - 1) % Staging::kEvents];
   const double seconds = finished.milliseconds_since(begin) / 1e3;
   const auto tokens = static_cast<std::int64_t>(results.totals[1]);
   tokens_total_ += tokens;
