@@ -167,6 +167,16 @@ void MpiBackend::fail(ErrorKind kind, const std::string& reason) {
 }
 
 void MpiBackend::throw_aborted(const HostOp& op) {
+  // A peer may tell of a disagreement before this rank has heard all calls and found it by itself; it
+  // is the same error on every rank of the group.
+  const std::string reason = state_->reason().value_or("");
+  if (reason.starts_with(fmt::format("[{}] the ranks disagree", name_))) {
+    throw Error(ErrorKind::kInternal, reason);
+  }
+  throw_ended(op);
+}
+
+void MpiBackend::throw_ended(const HostOp& op) {
   throw AbortedError(fmt::format("[{}] {} on rank {} was ended: {}", name_, to_string(op), rank_,
                                  state_->reason().value_or("the group was aborted")));
 }
@@ -195,13 +205,12 @@ void MpiBackend::meet(const HostOp& op) {
   const std::string reason =
       find_disagreement(name_, size(), [this](int r) -> const HostOp& { return calls_[r].op; });
   if (reason.empty()) return;
-  // Every rank finds the same disagreement by itself.
   state_->abort(reason);
   throw Error(ErrorKind::kInternal, reason);
 }
 
 void MpiBackend::run(const HostOp& op) {
-  if (state_->reason()) throw_aborted(op);
+  if (state_->reason()) throw_ended(op);
   // MPI is not instrumented: this is where ThreadSanitizer sees what it touches.
   if (op.in != nullptr) cpu::announce_read(op.in, contributed_bytes(op, rank_, size()));
   if (op.out != nullptr) {
@@ -417,7 +426,7 @@ bool MpiBackend::progress(std::deque<Transfer>& transfers, std::size_t index) {
 }
 
 void MpiBackend::run_group(std::span<const HostOp> ops) {
-  if (state_->reason()) throw_aborted(ops.front());
+  if (state_->reason()) throw_ended(ops.front());
   std::deque<Transfer> transfers;
   for (const HostOp& op : ops) {
     if (op.kind == HostOpKind::kSend) cpu::announce_read(op.in, op.bytes());

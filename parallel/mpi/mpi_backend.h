@@ -43,7 +43,9 @@ class MpiBackend final : public HostBackend {
   // Advances the transfer as far as it goes now; returns whether anything has moved.
   bool progress(std::deque<Transfer>& transfers, std::size_t index);
   [[noreturn]] void fail(ErrorKind kind, const std::string& reason);
+  // Of an operation under way, and of one that comes after the abort.
   [[noreturn]] void throw_aborted(const HostOp& op);
+  [[noreturn]] void throw_ended(const HostOp& op);
   std::string describe(const std::vector<int>& ranks) const;
 
   std::shared_ptr<MpiState> state_;  // shared by all groups of the process
