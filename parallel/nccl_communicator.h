@@ -27,7 +27,7 @@ bool has_nccl();
 std::string make_nccl_id();
 
 // Joins the group of `id` as `rank` of `size`, with GPU `device`. Blocks until all ranks have come, at most
-// `timeout_seconds` (kTransient), which is also the time limit of later waits. A group of one needs no id.
+// `timeout_seconds` but no less than two minutes (kTransient); later waits have the limit as it is. A group of one needs no id.
 // kUser in a build without NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(const std::string& id, int rank, int size, int device,
                                                      double timeout_seconds = 600,

@@ -291,9 +291,13 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key, const 
   return std::make_unique<NcclCommunicator>(group);
 }
 
+// NCCL's own start takes seconds, whatever the limit of later waits.
+constexpr double kLeastInitSeconds = 120;
+
 // Runs `init` in a thread of its own: NCCL waits for missing ranks without end and cannot be interrupted
 // before it has a communicator. After the time limit that thread is left behind; the process is to end.
 void init_within(double timeout_seconds, const std::string& who, const std::function<ncclResult_t()>& init) {
+  timeout_seconds = std::max(timeout_seconds, kLeastInitSeconds);
   const auto task = std::make_shared<std::packaged_task<ncclResult_t()>>(init);
   auto result = task->get_future();
   std::thread([task] { (*task)(); }).detach();

@@ -17,6 +17,10 @@ struct RankEnv {
   BackendContext& context;
 };
 
+// Where the operands of this thread's cases live: the device of `context` (null: host memory). It must
+// outlive the cases.
+void set_operand_context(BackendContext* context);
+
 // Timeout of the groups that the case "timeout" runs in, in seconds.
 inline constexpr double kShortTimeout = 0.4;
 

@@ -7,7 +7,9 @@
 #include <numeric>
 #include <thread>
 
+#include "engine/device/buffer.h"
 #include "engine/device/cpu/cpu_stream.h"
+#include "kernels/ops.h"
 #include "parallel/mesh.h"
 
 namespace tessera::test {
@@ -15,7 +17,11 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Memory for `count` elements of a dtype, with guards behind it that no operation may touch.
+thread_local BackendContext* operand_context = nullptr;
+
+// Memory for `count` elements of a dtype, with guards behind it that no operation may touch. On a GPU what
+// is set and read is a copy in host memory: it goes to the device when a tensor is asked for, and comes
+// back when it is read after that.
 class Data {
  public:
   Data(DType dtype, std::int64_t count) : dtype_(dtype), count_(count) {
@@ -26,9 +32,18 @@ class Data {
   }
   Tensor tensor() { return slice(0, count_); }
   Tensor slice(std::int64_t begin, std::int64_t count) {
-    return {bytes_.data() + static_cast<std::size_t>(begin) * size_of(dtype_), dtype_, {count}, Device{}};
+    unsigned char* base = bytes_.data();
+    Device device;
+    if (operand_context != nullptr) {
+      upload();
+      base = static_cast<unsigned char*>(buffer_.data());
+      device = buffer_.device();
+    }
+    return {base + static_cast<std::size_t>(begin) * size_of(dtype_), dtype_, {count}, device};
   }
   void set(std::size_t i, double value) {
+    download();
+    is_newer_here_ = true;
     unsigned char* at = bytes_.data() + i * size_of(dtype_);
     const auto store = [&](auto typed) { std::memcpy(at, &typed, sizeof typed); };
     switch (dtype_) {
@@ -48,7 +63,8 @@ class Data {
         return store(static_cast<std::uint8_t>(value));
     }
   }
-  double get(std::size_t i) const {
+  double get(std::size_t i) {
+    download();
     const unsigned char* at = bytes_.data() + i * size_of(dtype_);
     const auto load = [&](auto typed) {
       std::memcpy(&typed, at, sizeof typed);
@@ -71,12 +87,13 @@ class Data {
         return load(std::uint8_t{});
     }
   }
-  Values values() const {
+  Values values() {
     Values result(static_cast<std::size_t>(count_));
     for (std::size_t i = 0; i < result.size(); ++i) result[i] = get(i);
     return result;
   }
-  void check(const Values& wanted, const std::string& what) const {
+  void check(const Values& wanted, const std::string& what) {
+    download();
     REQUIRE_THAT(wanted.size() == static_cast<std::size_t>(count_), "{}: {} values, wanted {}", what,
                  count_, wanted.size());
     for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -92,6 +109,26 @@ class Data {
  private:
   static constexpr std::size_t kGuard = 64;
   static constexpr unsigned char kMark = 0xA5;
+
+  void upload() {
+    if (buffer_.data() == nullptr) buffer_ = Buffer(*operand_context, bytes_.size());
+    if (is_newer_here_) copy(buffer_.data(), bytes_.data());
+    is_newer_here_ = false;
+    is_newer_there_ = true;
+  }
+  void download() {
+    if (is_newer_there_) copy(bytes_.data(), buffer_.data());
+    is_newer_there_ = false;
+  }
+  void copy(void* to, const void* from) const {
+    const auto stream = operand_context->make_stream("operands");
+    stream->copy_bytes(to, from, bytes_.size());
+    stream->synchronize();
+  }
+
+  Buffer buffer_;  // on a device other than the CPU
+  bool is_newer_here_ = true;
+  bool is_newer_there_ = false;  // from when a tensor was given out until it is read
   DType dtype_;
   std::int64_t count_;
   std::vector<unsigned char> bytes_;
@@ -325,42 +362,39 @@ void run_large(RankEnv& env) {
   const std::int64_t count = 300007;
   const auto value = [](int r, std::int64_t i) { return static_cast<std::int32_t>(i * 31 + r * 1000003); };
   const auto filled = [&](std::int64_t n, int r) {
-    std::vector<std::int32_t> data(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; i < n; ++i) data[static_cast<std::size_t>(i)] = value(r, i);
+    Data data(DType::kI32, n);
+    for (std::int64_t i = 0; i < n; ++i) data.set(static_cast<std::size_t>(i), value(r, i));
     return data;
   };
-  const auto view = [](std::vector<std::int32_t>& data) {
-    return Tensor{data.data(), DType::kI32, {static_cast<std::int64_t>(data.size())}, Device{}};
-  };
-  std::vector<std::int32_t> own = filled(count, rank);
-  std::vector<std::int32_t> wide = filled(count * size, rank);
-  std::vector<std::int32_t> sum = own;
-  std::vector<std::int32_t> gathered(wide.size());
-  std::vector<std::int32_t> scattered(own.size());
-  std::vector<std::int32_t> exchanged(wide.size());
-  std::vector<std::int32_t> sent = own;
-  std::vector<std::int32_t> passed(own.size());
-  env.world.all_reduce(view(sum), ReduceOp::kMax, *stream);
-  env.world.all_gather(view(own), view(gathered), *stream);
-  env.world.reduce_scatter(view(wide), view(scattered), ReduceOp::kMax, *stream);
-  env.world.all_to_all(view(wide), view(exchanged), *stream);
-  env.world.broadcast(view(sent), size - 1, *stream);
+  Data own = filled(count, rank);
+  Data wide = filled(count * size, rank);
+  Data sum = filled(count, rank);
+  Data gathered(DType::kI32, count * size);
+  Data scattered(DType::kI32, count);
+  Data exchanged(DType::kI32, count * size);
+  Data sent = filled(count, rank);
+  Data passed(DType::kI32, count);
+  env.world.all_reduce(sum.tensor(), ReduceOp::kMax, *stream);
+  env.world.all_gather(own.tensor(), gathered.tensor(), *stream);
+  env.world.reduce_scatter(wide.tensor(), scattered.tensor(), ReduceOp::kMax, *stream);
+  env.world.all_to_all(wide.tensor(), exchanged.tensor(), *stream);
+  env.world.broadcast(sent.tensor(), size - 1, *stream);
   {
     GroupScope group(env.world);
-    env.world.send(view(own), (rank + 1) % size, *stream);
-    env.world.recv(view(passed), (rank + size - 1) % size, *stream);
+    env.world.send(own.tensor(), (rank + 1) % size, *stream);
+    env.world.recv(passed.tensor(), (rank + size - 1) % size, *stream);
   }
   stream->synchronize();
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    REQUIRE_THAT(sum[at] == value(size - 1, i), "large all_reduce differs at {}", i);
-    REQUIRE_THAT(scattered[at] == value(size - 1, rank * count + i), "large reduce_scatter differs at {}", i);
-    REQUIRE_THAT(sent[at] == value(size - 1, i), "large broadcast differs at {}", i);
-    REQUIRE_THAT(passed[at] == value((rank + size - 1) % size, i), "large message differs at {}", i);
+    REQUIRE_THAT(sum.get(at) == value(size - 1, i), "large all_reduce differs at {}", i);
+    REQUIRE_THAT(scattered.get(at) == value(size - 1, rank * count + i), "large reduce_scatter differs at {}", i);
+    REQUIRE_THAT(sent.get(at) == value(size - 1, i), "large broadcast differs at {}", i);
+    REQUIRE_THAT(passed.get(at) == value((rank + size - 1) % size, i), "large message differs at {}", i);
     for (int r = 0; r < size; ++r) {
       const auto there = static_cast<std::size_t>(r * count + i);
-      REQUIRE_THAT(gathered[there] == value(r, i), "large all_gather differs at {} of {}", i, r);
-      REQUIRE_THAT(exchanged[there] == value(r, rank * count + i), "large all_to_all differs at {} of {}", i, r);
+      REQUIRE_THAT(gathered.get(there) == value(r, i), "large all_gather differs at {} of {}", i, r);
+      REQUIRE_THAT(exchanged.get(there) == value(r, rank * count + i), "large all_to_all differs at {} of {}", i, r);
     }
   }
 }
@@ -525,24 +559,39 @@ void run_events(RankEnv& env) {
   const auto ready = env.context.make_event();
   const auto done = env.context.make_event();
   const int size = env.world.size();
+  const bool is_cpu = env.context.device().kind == DeviceKind::kCpu;
   Data data(DType::kF32, 40000);
-  auto* values = data.tensor().as<float>();
+  const Tensor tensor = data.tensor();
+  auto* values = tensor.as<float>();
   for (int round = 0; round < 6; ++round) {
-    cpu::as_cpu(*compute).enqueue([values, round, rank = env.world.rank()] {
-      if (rank == round % 3) std::this_thread::sleep_for(std::chrono::milliseconds(3));
-      for (int i = 0; i < 40000; ++i) values[i] = static_cast<float>(rank + round);
-    });
+    if (is_cpu) {
+      cpu::as_cpu(*compute).enqueue([values, round, rank = env.world.rank()] {
+        if (rank == round % 3) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        for (int i = 0; i < 40000; ++i) values[i] = static_cast<float>(rank + round);
+      });
+    } else {
+      FillNormal fill;
+      fill.out = tensor;
+      fill.global_cols = tensor.numel();
+      fill.mean = static_cast<float>(env.world.rank() + round);
+      fill_normal(fill, *compute);
+    }
     compute->record(*ready);
     comm->wait(*ready);
-    env.world.all_reduce(data.tensor(), ReduceOp::kSum, *comm);
+    env.world.all_reduce(tensor, ReduceOp::kSum, *comm);
     comm->record(*done);
     compute->wait(*done);
-    cpu::as_cpu(*compute).enqueue([values] {
-      for (int i = 0; i < 40000; ++i) values[i] *= 2;
-    });
+    if (is_cpu) {
+      cpu::as_cpu(*compute).enqueue([values] {
+        for (int i = 0; i < 40000; ++i) values[i] *= 2;
+      });
+    } else {
+      scale(Scale{tensor, tensor, 2.0}, *compute);
+    }
     compute->synchronize();
     const double wanted = 2.0 * (size * (size - 1) / 2 + size * round);
     data.check(Values(40000, wanted), "all_reduce between two streams");
+    data.tensor();  // what the device does next is read again
   }
 }
 
@@ -555,7 +604,9 @@ void run_issue_order(RankEnv& env) {
   Data b(DType::kI64, Values(3, 1));
   for (int round = 0; round < 4; ++round) {
     Stream& first = (env.world.rank() + round) % 2 == 0 ? *slow : *fast;
-    cpu::as_cpu(*slow).enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+    if (env.context.device().kind == DeviceKind::kCpu) {
+      cpu::as_cpu(*slow).enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+    }
     env.world.all_reduce(a.tensor(), ReduceOp::kMax, first);
     env.world.all_reduce(b.tensor(), ReduceOp::kMax, &first == slow.get() ? *fast : *slow);
   }
@@ -768,7 +819,12 @@ void end_failed_stream(RankEnv& env) {
         [&] {
           // On an inline stream the error comes at once and the collective is not even called.
           try {
-            cpu::as_cpu(*stream).enqueue([] { throw Error(ErrorKind::kUser, "bad row"); });
+            const auto fails = [] { throw Error(ErrorKind::kUser, "bad row"); };
+            if (env.context.device().kind == DeviceKind::kCpu) {
+              cpu::as_cpu(*stream).enqueue(fails);
+            } else {
+              fails();
+            }
           } catch (const Error& error) {
             env.world.abort("stream had failed");
             throw;
@@ -811,6 +867,11 @@ void end_timeout(RankEnv& env) {
 }
 
 }  // namespace
+
+void set_operand_context(BackendContext* context) {
+  const bool is_device = context != nullptr && context->device().kind != DeviceKind::kCpu;
+  operand_context = is_device ? context : nullptr;
+}
 
 const std::vector<ConformanceCase>& lasting_cases() {
   static const std::vector<ConformanceCase> cases = {

@@ -15,19 +15,20 @@ struct ThreadRankOptions {
   double timeout_seconds = 60;
 };
 
-// Rethrows the first error that is a cause; an AbortedError only if there is none.
-template <typename Body>
-void run_thread_ranks(int size, const ThreadRankOptions& options, Body&& body) {
-  auto groups = make_thread_communicators(size, options.timeout_seconds);
+// Runs body(RankEnv&) as every rank of `groups`, with a context from make_rank_context(rank). Rethrows the
+// first error that is a cause; an AbortedError only if there is none.
+template <typename MakeContext, typename Body>
+void run_group_ranks(std::vector<std::unique_ptr<Communicator>> groups, MakeContext&& make_rank_context,
+                     Body&& body) {
+  const int size = static_cast<int>(groups.size());
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       Communicator& world = *groups[static_cast<std::size_t>(rank)];
       try {
-        ContextOptions context_options;
-        context_options.inline_streams = options.inline_streams;
-        const auto context = make_context(Device{}, context_options);
+        const std::unique_ptr<BackendContext> context = make_rank_context(rank);
+        set_operand_context(context.get());
         RankEnv env{world, *context};
         body(env);
       } catch (const std::exception& error) {
@@ -47,6 +48,18 @@ void run_thread_ranks(int size, const ThreadRankOptions& options, Body&& body) {
     }
   }
   if (consequence != nullptr) std::rethrow_exception(consequence);
+}
+
+template <typename Body>
+void run_thread_ranks(int size, const ThreadRankOptions& options, Body&& body) {
+  run_group_ranks(
+      make_thread_communicators(size, options.timeout_seconds),
+      [&](int) {
+        ContextOptions context_options;
+        context_options.inline_streams = options.inline_streams;
+        return make_context(Device{}, context_options);
+      },
+      body);
 }
 
 }  // namespace tessera::test
