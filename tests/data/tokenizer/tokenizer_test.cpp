@@ -20,7 +20,8 @@ using Texts = std::vector<std::string>;
 // B69
 TEST(Bpe, MergesMayBeStringsOrPairs) {
   TokenizerSpec spec({"a", " ", "b", "a b", " b"}, {});
-  spec.json["model"]["merges"] = {{" ", "b"}, {"a", " b"}};
+  spec.json["model"]["merges"] =
+      Json::array({Json::array({" ", "b"}), Json::array({"a", " b"})});
   EXPECT_EQ(tokens_of(spec.load(), "a b"), (Texts{"a b"}));
   spec.json["model"]["merges"] = Json::array({"#version: 0.2"});
   EXPECT_EQ(tokens_of(spec.load(), "ab"), (Texts{"a", "b"}));
