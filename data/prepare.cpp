@@ -325,8 +325,8 @@ class Preparation {
         settings_.progress({"waiting for another process" + (note.empty() ? "" : ": " + note), 0, 0});
       }
     });
-    remove_leftovers(cache_ / "tokens");
-    remove_leftovers(cache_ / "rows");
+    remove_abandoned_files(cache_ / "tokens");
+    remove_abandoned_files(cache_ / "rows");
   }
 
   void tell(const std::string& phase, std::int64_t done, std::int64_t total) {
@@ -345,9 +345,12 @@ class Preparation {
   std::int64_t total_bytes_ = 0;
 };
 
+// Weights are for training: evaluation takes every row once.
+enum class Role { kTraining, kEvaluation };
+
 // Data that would train nothing is a mistake of the input, not an empty success.
 std::shared_ptr<const Dataset> make_dataset(std::vector<PackedSource> sources,
-                                            std::int64_t sequence_length, const char* role) {
+                                            std::int64_t sequence_length, Role role) {
   std::string names;
   std::int64_t rows = 0;
   std::int64_t targets = 0;
@@ -364,8 +367,11 @@ std::shared_ptr<const Dataset> make_dataset(std::vector<PackedSource> sources,
   CHECK_USER(rows > 0,
              "[data] {} has no row for {} ({} too long and dropped, {} without a target, {} shorter "
              "than two tokens)",
-             names, role, lost.dropped, lost.without_target, lost.too_short);
+             names, role == Role::kTraining ? "training" : "evaluation", lost.dropped, lost.without_target, lost.too_short);
   CHECK_USER(targets > 0, "[data] no token of {} would be trained", names);
+  if (role == Role::kEvaluation) {
+    for (PackedSource& source : sources) source.weight.reset();
+  }
   return std::make_shared<Dataset>(std::move(sources), sequence_length);
 }
 
@@ -394,7 +400,7 @@ std::shared_ptr<const Dataset> prepare_sources(const std::vector<DataSource>& so
   std::vector<std::string> lines;
   auto result = preparation.run(0, lines);
   if (report != nullptr) report->insert(report->end(), lines.begin(), lines.end());
-  return make_dataset(std::move(result.kept), settings.sequence_length, "evaluation");
+  return make_dataset(std::move(result.kept), settings.sequence_length, Role::kEvaluation);
 }
 
 std::vector<std::shared_ptr<const DocumentSet>> prepare_documents(
@@ -416,9 +422,9 @@ PreparedData prepare_data(const DataOptions& options, const PrepareSettings& set
     Preparation preparation(options, settings);
     preparation.find_files(options.train);
     auto result = preparation.run(held_out, data.report);
-    data.train = make_dataset(std::move(result.kept), settings.sequence_length, "training");
+    data.train = make_dataset(std::move(result.kept), settings.sequence_length, Role::kTraining);
     if (held_out > 0) {
-      data.eval = make_dataset(std::move(result.held_out), settings.sequence_length, "evaluation");
+      data.eval = make_dataset(std::move(result.held_out), settings.sequence_length, Role::kEvaluation);
     }
   }
   if (!options.eval.empty()) {

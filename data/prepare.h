@@ -29,6 +29,7 @@ struct PrepareSettings {
   const TextEncoder* encoder = nullptr;   // may be null where all records are tokenised already
   std::filesystem::path fallback_cache_dir;  // used when neither cache_dir nor a home folder is there
   int threads = 0;                        // 0: all cores
+  // Called by the thread that prepares. What it throws ends the preparation; what is complete is kept.
   std::function<void(const PrepareProgress&)> progress;
 };
 

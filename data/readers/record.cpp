@@ -93,6 +93,7 @@ void parse_record(std::string_view json, const ColumnNames& columns, Record& out
   bool has_text = false;
   bool has_ids = false;
   bool has_labels = false;
+  bool is_conversation = false;
   std::string other_keys;
   std::string reading;  // the field that a problem is in
   std::vector<std::int32_t> positions;
@@ -120,6 +121,8 @@ void parse_record(std::string_view json, const ColumnNames& columns, Record& out
           // A list or object named text is another format; null is a missing text.
           throw RecordProblem(fmt::format("{} must be a string", key));
         }
+        is_conversation |= key == "messages" || key == "conversations" || key == "instruction" ||
+                           key == "prompt" || key == "chosen";
         if (other_keys.size() < 200) other_keys += (other_keys.empty() ? "" : ", ") + key;
         reader.skip_value();
       }
@@ -154,6 +157,11 @@ void parse_record(std::string_view json, const ColumnNames& columns, Record& out
   }
   out.kind = Record::Kind::kText;
   if (!has_text) {
+    if (is_conversation) {
+      throw RecordProblem(fmt::format(
+          "this is a conversation ({}), which this version does not read; give texts or token ids",
+          other_keys));
+    }
     throw RecordProblem(fmt::format(
         "neither \"{}\" nor \"{}\" is there (found: {}); name the field with data.*.columns: "
         "{{text: ...}}",

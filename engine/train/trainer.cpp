@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_reader.h"
+#include "data/progress_display.h"
 #include "engine/core/log.h"
 #include "engine/core/text.h"
 #include "engine/train/export.h"
@@ -36,13 +37,11 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 struct Trainer::Staging {
   struct Scalars {  // to the device at a step's end
     double denominator;
-    double stop;
     StepControl control;
   };
   struct Results {  // back from it, read one step late
     double totals[2];  // summed loss, denominator
     StepControl control;
-    double stop;
   };
   struct Slot {
     Scalars scalars;
@@ -50,8 +49,7 @@ struct Trainer::Staging {
   };
 
   explicit Staging(ModelRuntime& runtime)
-      : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost),
-        device_stop(runtime.context(), sizeof(double)) {
+      : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost) {
     for (auto& event : started) event = runtime.context().make_event();
     for (auto& event : finished) event = runtime.context().make_event();
   }
@@ -62,13 +60,13 @@ struct Trainer::Staging {
   static constexpr int kEvents = 4;
   std::unique_ptr<Event> started[kEvents];
   std::unique_ptr<Event> finished[kEvents];
-  Buffer device_stop;  // one fp64: the largest stop request of all ranks
 };
 
 Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Communicator> world,
-                 BackendContext& context)
+                 BackendContext& context, ControlPlane& control)
     : config_(std::move(config)),
       settings_(std::move(settings)),
+      control_(&control),
       context_(&context),
       mesh_(make_mesh(config_, std::move(world))),
       is_first_(mesh_.world().rank() == 0),
@@ -98,7 +96,11 @@ void Trainer::load_data() {
   settings.vocab_size = hf_.model.vocab_size;
   settings.encoder = tokenizer_.encoder ? &*tokenizer_.encoder : nullptr;
   settings.fallback_cache_dir = folder_.path() / "cache";
-  data_ = prepare_data(config_.data, settings);
+  {
+    ProgressDisplay display(is_first_);
+    settings.progress = [&display](const PrepareProgress& progress) { display(progress); };
+    data_ = prepare_data(config_.data, settings);
+  }
   CHECK_USER(data_.train != nullptr, "[data] {}: there is nothing to train on; name a file or folder",
              config_.locate("data.train"));
   LoaderSettings loader;
@@ -266,21 +268,15 @@ void Trainer::run_step(std::int64_t step) {
 
   Staging::Scalars* scalars = &slot.scalars;
   scalars->denominator = target_tokens;
-  const bool out_of_time = config_.run.time_limit &&
-                           seconds_between(run_start_, Clock::now()) > parse_duration(*config_.run.time_limit).value();
-  scalars->stop = out_of_time || (settings_.stop_requested && settings_.stop_requested()) ? 1 : 0;
   scalars->control = StepControl{};
   scalars->control.step = step;
   scalars->control.learning_rate = static_cast<float>(schedule_.rate(step));
   scalars->control.max_grad_norm = static_cast<float>(config_.optimizer.max_grad_norm);
   scalars->control.rounding_key = derive_key(static_cast<std::uint64_t>(config_.train.seed),
                                              RandomPurpose::kStochasticRounding, static_cast<std::uint64_t>(step));
-  const Tensor stop(staging_->device_stop.data(), DType::kF64, Shape{1}, context_->device());
   stream.copy_bytes(runtime.totals().flat_slice(1, 1).data, &scalars->denominator, sizeof(double));
-  stream.copy_bytes(stop.data, &scalars->stop, sizeof(double));
   stream.copy_bytes(runtime.control().data, &scalars->control, StepControl::kHostBytes);
   mesh_.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, stream);
-  mesh_.world().all_reduce(stop, ReduceOp::kMax, stream);
   runtime.sync().finish_gradients();
   checkpoints_->before_update(stream);
   optimizer_step(runtime, adamw_settings(config_.optimizer));
@@ -288,7 +284,6 @@ void Trainer::run_step(std::int64_t step) {
   Staging::Results* results = &slot.results;
   stream.copy_bytes(results->totals, runtime.totals().data, sizeof results->totals);
   stream.copy_bytes(&results->control, runtime.control().data, sizeof results->control);
-  stream.copy_bytes(&results->stop, stop.data, sizeof results->stop);
   stream.record(*staging_->finished[step % Staging::kEvents]);
   enqueued_step_ = step;
 }
@@ -299,7 +294,6 @@ void Trainer::collect(std::int64_t step) {
   collected_step_ = step;
   const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
-  if (results.stop > 0) stop_ = true;
 
   // From the end of the step before, unless an evaluation or a save stood between the two.
   Event& finished = *staging_->finished[step % Staging::kEvents];
@@ -405,6 +399,16 @@ void Trainer::finish(std::int64_t step) {
   }
 }
 
+bool Trainer::stops_at(std::int64_t step) {
+  if (is_first_ && config_.run.time_limit &&
+      seconds_between(run_start_, Clock::now()) > parse_duration(*config_.run.time_limit).value()) {
+    control_->request_stop("run.time_limit " + *config_.run.time_limit + " has passed");
+  }
+  const std::optional<StopDecision> decision = control_->agreed_stop(step);
+  if (decision) stop_reason_ = decision->reason;
+  return decision.has_value();
+}
+
 int Trainer::run() {
   if (settings_.dry_run) return 0;
   progress_ = std::make_unique<Progress>(start_step_ + 1, total_steps_, is_first_);
@@ -418,7 +422,7 @@ int Trainer::run() {
   collected_step_ = enqueued_step_ = start_step_;
   std::int64_t step = start_step_;
   std::int64_t saved_step = start_step_;
-  while (step < total_steps_ && !should_stop()) {
+  while (step < total_steps_ && !stops_at(step)) {
     run_step(++step);
     const bool evaluates = eval_loader_ && config_.eval.every_steps && step % *config_.eval.every_steps == 0;
     const bool saves = config_.checkpoint.every_steps && step % *config_.checkpoint.every_steps == 0;
@@ -440,9 +444,9 @@ int Trainer::run() {
   checkpoints_->finish(runtime_->compute());
   if (step < total_steps_) {
     if (is_first_) {
-      progress_->say(fmt::format("stopped on request after step {} of {}; the same command goes on from here",
-                                 step, total_steps_));
-      folder_.write_event("stopped", step, "stopped on request after saving");
+      progress_->say(fmt::format("stopped after step {} of {} ({}); the same command goes on from here", step,
+                                 total_steps_, stop_reason_));
+      folder_.write_event("stopped", step, stop_reason_);
     }
     return 75;
   }

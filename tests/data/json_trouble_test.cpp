@@ -83,7 +83,7 @@ TEST_F(JsonTrouble, RefusedForms) {
   expect_bad("control.jsonl", "{\"text\":\"a\tb\"}", "control character 0x09");
   expect_bad("nul.jsonl", std::string("{\"text\":\"a\0b\"}", 14), "control character 0x00");
   expect_bad("escape.jsonl", "{\"text\":\"a\\x\"}", "unknown escape");
-  expect_bad("chat.jsonl", "{\"messages\":[],\"id\":3}", "found: messages, id");
+  expect_bad("chat.jsonl", "{\"messages\":[],\"id\":3}", "this is a conversation (messages, id)");
   expect_bad("float.jsonl", "{\"input_ids\":[1,2.5]}", "got 2.5");
   expect_bad("big.jsonl", "{\"input_ids\":[1,99999999999999999999]}", "got 99999999999999999999");
   expect_bad("negative.jsonl", "{\"input_ids\":[1,-1]}", "input_ids[1] is -1");

@@ -214,6 +214,10 @@ TEST_F(Packing, WeightsAreSharesOfTheTokens) {
   const double tokens_few = 8.0 * static_cast<double>(both->epoch_rows_of(1));
   EXPECT_NEAR(tokens_many / (tokens_many + tokens_few), 0.75, 0.01);
 
+  // Weights are for training alone.
+  const auto eval = prepare_sources(options.train, options, settings);
+  EXPECT_EQ(eval->epoch_rows(), 310);
+
   options.train[0].weight = std::nullopt;
   try {
     prepare();

@@ -1,6 +1,4 @@
 // tessera tokenize: data prepared ahead of a run, or written as token files.
-#include <unistd.h>
-
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +6,7 @@
 
 #include "data/export_tokens.h"
 #include "data/prepare.h"
+#include "data/progress_display.h"
 #include "engine/core/error.h"
 #include "engine/core/log.h"
 #include "engine/train/run_setup.h"
@@ -48,29 +47,6 @@ RunConfig config_of(const Options& options) {
   return config;
 }
 
-// One line on a terminal that is written over.
-class ProgressLine {
- public:
-  ProgressLine() : shown_(::isatty(STDERR_FILENO) != 0) {}
-  ~ProgressLine() {
-    if (drawn_) std::fprintf(stderr, "\r\033[K");
-  }
-  void operator()(const PrepareProgress& progress) {
-    if (!shown_) return;
-    drawn_ = true;
-    std::fprintf(stderr, "\r\033[K%s", progress.phase.c_str());
-    if (progress.total > 0) {
-      std::fprintf(stderr, " %.1f%% of %.1f MB",
-                   100.0 * static_cast<double>(progress.done) / static_cast<double>(progress.total),
-                   static_cast<double>(progress.total) / 1e6);
-    }
-  }
-
- private:
-  bool shown_;
-  bool drawn_ = false;
-};
-
 int run(const Options& options) {
   RunConfig config = config_of(options);
   if (!options.cache_dir.empty()) config.data.cache_dir = options.cache_dir;
@@ -84,8 +60,8 @@ int run(const Options& options) {
   nlohmann::ordered_json json;
   std::vector<std::string> report;
   {
-    ProgressLine line;
-    settings.progress = [&line](const PrepareProgress& progress) { line(progress); };
+    ProgressDisplay display;
+    settings.progress = [&display](const PrepareProgress& progress) { display(progress); };
     if (options.output.empty()) {
       report = prepare_data(config.data, settings).report;
       json["cache_dir"] =
