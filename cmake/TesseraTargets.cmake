@@ -62,6 +62,7 @@ function(tessera_test name)
   file(GLOB support CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/support/*.cpp)
   add_executable(${name} ${ARG_SOURCES} ${support})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} GTest::gtest)
+  target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
 

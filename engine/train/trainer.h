@@ -16,6 +16,7 @@
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/run_setup.h"
+#include "parallel/control/control_plane.h"
 
 namespace tessera {
 
@@ -24,15 +25,13 @@ struct TrainSettings {
   std::vector<std::string> allowed_changes; // keys that may differ from the resumed run's
   bool overwrite = false;                   // start anew although the run folder holds a run
   bool dry_run = false;                     // plan and check everything, then stop
-  // Asked at step edges on every rank: whether this process was told to stop (a signal).
-  std::function<bool()> stop_requested;
 };
 
 class Trainer {
  public:
-  // `config` is resolved; `world` has the ranks of the whole job. The context must outlive the trainer.
+  // `config` is resolved; `world` has the ranks of the whole job. The context and the control plane must outlive the trainer.
   Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Communicator> world,
-          BackendContext& context);
+          BackendContext& context, ControlPlane& control);
   ~Trainer();
 
   // Trains to the end and returns the exit code: 0 done, 75 stopped on request after saving.
@@ -53,12 +52,13 @@ class Trainer {
   void save(std::int64_t step);
   void write_model(const std::filesystem::path& folder);
   void finish(std::int64_t step);
-  // Whether the ranks agreed to stop; known one step late.
-  bool should_stop() const { return stop_; }
+  // Whether the ranks have agreed to stop before the step behind `step`.
+  bool stops_at(std::int64_t step);
   std::string metadata(std::int64_t step) const;
 
   RunConfig config_;
   TrainSettings settings_;
+  ControlPlane* control_;
   BackendContext* context_;
   ProcessMesh mesh_;
   bool is_first_;  // rank 0 of the job: prints and writes
@@ -90,7 +90,7 @@ class Trainer {
   std::int64_t enqueued_step_ = 0;   // last step given to the device
   std::int64_t collected_step_ = 0;  // last step whose results were read
   std::int64_t first_timed_step_ = 0;  // its time starts with itself, not with the step before
-  bool stop_ = false;
+  std::string stop_reason_;
   std::chrono::steady_clock::time_point run_start_;
   std::chrono::steady_clock::time_point last_save_;
 };

@@ -1,0 +1,165 @@
+// Tiny random models of every family and rope kind against transformers: logits, losses and the gradient
+// of every parameter (tools/goldens/make_hf_goldens.py made the values).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/device/stream.h"
+#include "kernels/ops.h"
+#include "models/hf/config_io.h"
+#include "models/weights.h"
+#include "tests/engine/train/model_harness.h"
+
+namespace tessera::test {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+// Relative to the norm of the reference: fp32 here against float64 there, which keeps about 1e-7.
+constexpr double kTolerance = 1e-4;
+
+fs::path golden_root() { return fs::path(TESSERA_SOURCE_DIR) / "tests/models/golden/hf"; }
+
+std::vector<std::string> golden_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(golden_root())) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class HfGolden : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    folder_ = golden_root() / GetParam();
+    std::ifstream(folder_ / "golden.json") >> golden_;
+    setup_.config = load_hf_config(folder_).model;
+    weights_ = std::make_unique<SafetensorsFolder>(folder_);
+    names_ = match_hf_tensors(setup_.config, *weights_);
+    values_ = std::make_unique<SafetensorsFile>(folder_ / "golden.safetensors");
+  }
+
+  HostBatch batch_of(const Json& row) const {
+    HostBatch batch;
+    batch.tokens = row.at("input_ids").get<std::vector<std::int32_t>>();
+    batch.targets = row.at("labels").get<std::vector<std::int32_t>>();
+    batch.documents.push_back(0);
+    for (const std::int32_t length : row.at("document_lengths").get<std::vector<std::int32_t>>()) {
+      for (std::int32_t i = 0; i < length; ++i) batch.positions.push_back(i);
+      batch.documents.push_back(batch.documents.back() + length);
+    }
+    return batch;
+  }
+  std::vector<double> reference(const std::string& name) const {
+    const SafetensorsTensor& tensor = values_->get(name);
+    std::vector<float> raw(static_cast<std::size_t>(tensor.numel()));
+    values_->read_elements(tensor, 0, tensor.numel(), raw.data());
+    return {raw.begin(), raw.end()};
+  }
+  void expect_near(const std::vector<double>& got, const std::vector<double>& wanted,
+                   const std::string& what) const {
+    ASSERT_EQ(got.size(), wanted.size()) << what;
+    double error = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+    EXPECT_LE(std::sqrt(error), kTolerance * norm_of(wanted)) << what;
+  }
+
+  fs::path folder_;
+  Json golden_;
+  ModelSetup setup_;
+  std::unique_ptr<SafetensorsFolder> weights_;
+  HfNameMap names_;
+  std::unique_ptr<SafetensorsFile> values_;
+};
+
+TEST_P(HfGolden, LossesAndGradientsUnderTensorParallelism) {
+  for (const int tensor : {1, 2}) {
+    if (setup_.config.num_attention_heads % tensor != 0) continue;
+    setup_.mesh.tensor = tensor;
+    setup_.sequence_parallel = tensor > 1;
+    for (const Json& row : golden_.at("rows")) {
+      const StepResult got = train_step(setup_, {batch_of(row)}, [&](ModelRuntime& runtime) {
+        load_weights(runtime, *weights_, names_);
+      });
+      const std::string where = fmt::format("{} tp {}", row.at("name").get<std::string>(), tensor);
+      const double loss = row.at("loss");
+      EXPECT_NEAR(got.loss_sum / got.target_tokens, loss, kTolerance * loss) << where;
+      if (row.at("name") != golden_.at("gradient_row")) continue;
+      for (const auto& [name, gradient] : got.gradients) {
+        std::vector<double> mean = gradient;
+        for (double& value : mean) value /= got.target_tokens;
+        expect_near(mean, reference("grad." + name), where + " " + name);
+      }
+      EXPECT_NEAR(got.grad_norm, golden_.at("gradient_norm").get<double>(),
+                  kTolerance * golden_.at("gradient_norm").get<double>())
+          << where;
+    }
+  }
+}
+
+TEST_P(HfGolden, LogitsOfEveryDocument) {
+  const auto context = make_context(Device{});
+  const ProcessMesh mesh(make_self_communicator(), MeshShape{});
+  for (const Json& row : golden_.at("rows")) {
+    const HostBatch batch = batch_of(row);
+    const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+    RuntimeOptions options;
+    options.geometry = batch_geometry(1, tokens, 1, DType::kF32, 1, false);
+    options.params.compute = DType::kF32;
+    options.params.trains = false;
+    options.overlap = false;
+    const std::int64_t vocab = setup_.config.vocab_size;
+    const QkvLayout layout = local_qkv_layout(setup_.config, 1);
+    Arena arena(*context, std::size_t{1} << 24);
+    std::vector<LayerCache> caches;
+    for (int layer = 0; layer < setup_.config.num_hidden_layers; ++layer) {
+      const auto take = [&] {
+        return arena.allocate("cache", DType::kF32, Shape{tokens, layout.kv_cols()}, MemoryClass::kActivations);
+      };
+      LayerCache cache;
+      cache.k = take();
+      cache.v = take();
+      caches.push_back(cache);
+    }
+    const Tensor keys = arena.allocate("keys", DType::kI32, Shape{2}, MemoryClass::kInput);
+    std::vector<double> got;
+    for (std::size_t d = 0; d + 1 < batch.documents.size(); ++d) {
+      const std::int64_t begin = batch.documents[d];
+      const std::int64_t count = batch.documents[d + 1] - begin;
+      const Tensor logits = arena.allocate("logits", DType::kF32, Shape{count, vocab}, MemoryClass::kActivations);
+      // Dynamic rope follows the length of the text, so each document has a runtime of its own length.
+      options.geometry.max_length = setup_.config.rope.kind == RopeKind::kDynamic ? tokens : count;
+      const RuntimeMemory memory = measure_runtime(
+          context->capabilities(), MeshShape{}, 0, setup_.config, options, [&](ModelRuntime& dry) {
+            LayerContext layer = dry.layer_context();
+            dry.model().decode(dry.batch(), caches, 0, keys, 0,
+                               Tensor(nullptr, DType::kF32, Shape{tokens, vocab}, dry.context().device()), layer);
+          });
+      ModelRuntime runtime(*context, mesh, setup_.config, options, memory);
+      load_weights(runtime, *weights_, names_);
+      DeviceBatch device = runtime.batch();
+      device.tokens = device.tokens.flat_slice(0, count);
+      device.positions = device.positions.flat_slice(0, count);
+      std::copy_n(batch.tokens.begin() + begin, count, device.tokens.as<std::int32_t>());
+      std::copy_n(batch.positions.begin() + begin, count, device.positions.as<std::int32_t>());
+      device.documents.as<std::int32_t>()[0] = keys.as<std::int32_t>()[0] = 0;
+      device.documents.as<std::int32_t>()[1] = keys.as<std::int32_t>()[1] = static_cast<std::int32_t>(count);
+      LayerContext layer = runtime.layer_context();
+      runtime.model().decode(device, caches, 0, keys, 0, logits, layer);
+      runtime.compute().synchronize();
+      got.insert(got.end(), logits.as<float>(), logits.as<float>() + logits.numel());
+    }
+    expect_near(got, reference("logits." + row.at("name").get<std::string>()),
+                row.at("name").get<std::string>());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfGolden, ::testing::ValuesIn(golden_names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace tessera::test
