@@ -130,7 +130,7 @@ void AtomicFile::commit() {
   }
 }
 
-void remove_leftovers(const std::filesystem::path& folder) {
+void remove_abandoned_files(const std::filesystem::path& folder) {
   const std::string ours = std::string(kTemporaryMark) + pid_scope();
   const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(24 * 7);
   std::error_code code;

@@ -62,7 +62,7 @@ class AtomicFile {
 
 // Removes from `folder` what AtomicFile left there in processes that died: of this machine by their
 // process id, of others after a week without a change.
-void remove_leftovers(const std::filesystem::path& folder);
+void remove_abandoned_files(const std::filesystem::path& folder);
 
 // The whole of a small file; throws kTransient.
 std::string read_small_file(const std::filesystem::path& path);

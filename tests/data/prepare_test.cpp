@@ -286,7 +286,7 @@ TEST_F(Prepare, LeftoversOfTheDeadAreRemoved) {
   ::waitpid(child, nullptr, 0);
   AtomicFile alive(folder / "y.tokens");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
-  remove_leftovers(folder);
+  remove_abandoned_files(folder);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1);
   alive.commit();
   EXPECT_TRUE(fs::exists(folder / "y.tokens"));
