@@ -136,8 +136,11 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
       const RuntimeMemory memory = measure_runtime(
           context->capabilities(), MeshShape{}, 0, setup_.config, options, [&](ModelRuntime& dry) {
             LayerContext layer = dry.layer_context();
-            dry.model().decode(dry.batch(), caches, 0, keys, 0,
-                               Tensor(nullptr, DType::kF32, Shape{tokens, vocab}, dry.context().device()), layer);
+            const Device meta = dry.context().device();
+            const Tensor row(nullptr, DType::kF32, Shape{tokens, layout.kv_cols()}, meta);
+            const std::vector<LayerCache> dry_caches(caches.size(), LayerCache{row, row});
+            dry.model().decode(dry.batch(), dry_caches, 0, Tensor(nullptr, DType::kI32, Shape{2}, meta), 0,
+                               Tensor(nullptr, DType::kF32, Shape{tokens, vocab}, meta), layer);
           });
       ModelRuntime runtime(*context, mesh, setup_.config, options, memory);
       load_weights(runtime, *weights_, names_);
