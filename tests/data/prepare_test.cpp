@@ -70,7 +70,7 @@ TEST_F(Prepare, NothingIsDoneTwice) {
   EXPECT_EQ(phases, std::vector<std::string>({"packing a.jsonl"}));
   // Another tokenizer, another file of the same name and size, a file touched: all anew.
   phases.clear();
-  encoder.fingerprint = "bytes/2";
+  encoder.fingerprint = "another tokenizer";
   prepare_noting(phases);
   EXPECT_EQ(phases.size(), 2u);
   phases.clear();
