@@ -6,6 +6,8 @@ namespace tessera::cuda {
 namespace {
 
 std::size_t compute_size(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
+// What cuDNN's attention backward may take of a stream's scratch.
+constexpr std::size_t kAttentionLibraryLimit = std::size_t{8} << 30;
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -92,6 +94,8 @@ CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities&) {
     library += args.q.rows() * args.dq.row_stride * 4;  // fp32 dq, added to by every key block
   }
   result.library = static_cast<std::size_t>(library) + (std::size_t{4} << 20);
+  // Many packed documents would ask for far more: our own kernels take those.
+  if (result.library > kAttentionLibraryLimit) return {};
   return result;
 }
 
