@@ -50,7 +50,9 @@ TEST_P(AsyncSave, LaterChangesAreNotInTheFile) {
         CheckpointWriter writer(folder.path(), rank.world, rank.stream, slow_async(30'000));
         CheckpointWriter synchronous(reference.path(), rank.world, rank.stream);
         for (int step = 1; step <= 6; ++step) {
-          // "Forward": only the counter may change. "Update": everything.
+          // "Forward": only the counter may change. "Update": everything. A write of the host is not ordered
+          // by the stream, which copies the counter at once, so it waits for the stream.
+          rank.stream.synchronize();
           *static_cast<std::int64_t*>(states.states()[2].pieces[0].data.data) = -step;
           writer.before_update(rank.stream);
           rank.stream.synchronize();
