@@ -1,0 +1,137 @@
+// Whole runs of the Trainer on CPU ranks: resume to the bit, other layouts, stop requests, bad steps.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/core/log.h"
+#include "engine/train/trainer.h"
+#include "parallel/launch.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainerRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    log::set_console(false);
+    std::ofstream model(folder_.path() / "model.json");
+    model << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 264,
+      "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "max_position_embeddings": 64, "rope_theta": 10000.0,
+      "tie_word_embeddings": true, "hidden_act": "silu", "bos_token_id": null, "eos_token_id": 256,
+      "torch_dtype": "float32"})";
+    std::ofstream text(folder_.path() / "text.txt");
+    for (int i = 0; i < 120; ++i) text << "Line " << i << " says that " << i * i << " is the square of " << i << ".\n";
+  }
+  void TearDown() override { log::set_console(true); }
+
+  // Runs to `max_steps` and returns the exit code; `request_stop_at` > 0 asks for a stop from that step on.
+  int train(const std::string& run, int ranks, int max_steps, const std::vector<std::string>& overrides = {},
+            const TrainSettings& settings = {}) {
+    const std::string text = fmt::format(
+        "run: {{dir: {0}/{1}, device: cpu}}\n"
+        "model: {{path: {0}/model.json, init: random}}\n"
+        "train: {{sequence_length: 16, micro_batch_size: 1, global_batch_size: 4, max_steps: {2}}}\n"
+        "optimizer: {{learning_rate: 1e-3}}\n"
+        "schedule: {{name: constant, warmup_steps: 1}}\n"
+        "data: {{train: [{0}/text.txt], tokenizer: bytes, cache_dir: {0}/cache}}\n"
+        "checkpoint: {{every_steps: 3}}\n",
+        folder_.path().string(), run, max_steps);
+    const RunConfig config = parse_run_config(text, "run.yaml", overrides);
+    RunRanksOptions launch;
+    launch.world_size = ranks;
+    launch.handles_signals = false;
+    launch.on_failure = [&](const FailureReport& failure) { failure_ = failure.text; };
+    return run_ranks(launch, [&](RankContext& rank) {
+      const auto context = make_context(Device{});
+      RunConfig resolved = config;
+      resolve(resolved, rank.world_size, false);
+      Trainer trainer(std::move(resolved), settings, std::move(rank.world), *context, rank.control);
+      return trainer.run();
+    });
+  }
+
+  // Loss of each step; the last row of a step wins.
+  std::map<int, double> losses(const std::string& run) const {
+    std::map<int, double> result;
+    std::ifstream file(folder_.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.at("kind") == "train") result[row.at("step")] = row.at("loss");
+    }
+    return result;
+  }
+  std::string final_weights(const std::string& run) const {
+    std::ifstream file(folder_.path() / run / "final" / "model.safetensors", std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  TempFolder folder_;
+  std::string failure_;
+};
+
+TEST_F(TrainerRun, ResumeAtAnyStepIsBitIdentical) {
+  ASSERT_EQ(train("whole", 2, 9, {"parallel.tensor=2"}), 0) << failure_;
+  ASSERT_EQ(losses("whole").size(), 9u);
+  EXPECT_LT(losses("whole").at(9), losses("whole").at(1));
+  for (const int first : {1, 4, 7}) {
+    const std::string run = "parts" + std::to_string(first);
+    ASSERT_EQ(train(run, 2, first, {"parallel.tensor=2"}), 0) << failure_;
+    ASSERT_EQ(train(run, 2, 9, {"parallel.tensor=2"}), 0) << failure_;
+    EXPECT_EQ(losses(run), losses("whole")) << first;
+    EXPECT_EQ(final_weights(run), final_weights("whole")) << first;
+  }
+}
+
+TEST_F(TrainerRun, OtherLayoutsContinueWithTheSameLoss) {
+  ASSERT_EQ(train("whole", 1, 8), 0) << failure_;
+  ASSERT_EQ(train("parts", 4, 3, {"parallel.tensor=2"}), 0) << failure_;
+  ASSERT_EQ(train("parts", 2, 6), 0) << failure_;
+  ASSERT_EQ(train("parts", 1, 8), 0) << failure_;
+  for (const auto& [step, loss] : losses("whole")) EXPECT_NEAR(losses("parts").at(step), loss, 1e-5 * loss) << step;
+}
+
+TEST_F(TrainerRun, AChangedKeyIsRefusedUnlessAllowed) {
+  ASSERT_EQ(train("run", 1, 3), 0) << failure_;
+  EXPECT_EQ(train("run", 1, 6, {"optimizer.learning_rate=2e-3"}), 2);
+  EXPECT_NE(failure_.find("optimizer.learning_rate"), std::string::npos) << failure_;
+  TrainSettings settings;
+  settings.allowed_changes = {"optimizer.learning_rate"};
+  EXPECT_EQ(train("run", 1, 6, {"optimizer.learning_rate=2e-3"}, settings), 0) << failure_;
+}
+
+TEST_F(TrainerRun, ACompleteRunSaysSoAndChangesNothing) {
+  ASSERT_EQ(train("run", 1, 3), 0) << failure_;
+  const std::string weights = final_weights("run");
+  EXPECT_EQ(train("run", 1, 3), 0) << failure_;
+  EXPECT_EQ(final_weights("run"), weights);
+  EXPECT_EQ(losses("run").size(), 3u);
+}
+
+TEST_F(TrainerRun, ATimeLimitSavesAndTheNextRunGoesOn) {
+  ASSERT_EQ(train("whole", 1, 5), 0) << failure_;
+  EXPECT_EQ(train("run", 1, 5, {"run.time_limit=0s"}), 75) << failure_;
+  EXPECT_EQ(train("run", 1, 5), 0) << failure_;
+  EXPECT_EQ(final_weights("run"), final_weights("whole"));
+}
+
+TEST_F(TrainerRun, WhatDoesNotFitIsRefusedBeforeAStep) {
+  EXPECT_EQ(train("run", 1, 3, {"memory.limit=64K"}), 1);
+  EXPECT_NE(failure_.find("[memory]"), std::string::npos) << failure_;
+  EXPECT_FALSE(fs::exists(folder_.path() / "run" / "metrics.jsonl"));
+}
+
+TEST_F(TrainerRun, AnImpossibleLayoutNamesTheNumbers) {
+  EXPECT_EQ(train("run", 3, 3, {"parallel.tensor=3"}), 2);
+  EXPECT_NE(failure_.find("num_attention_heads 4"), std::string::npos) << failure_;
+}
+
+}  // namespace
+}  // namespace tessera::test
