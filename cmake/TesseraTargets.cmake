@@ -63,6 +63,9 @@ function(tessera_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} GTest::gtest)
   target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
+  # A refused allocation is a null pointer under the sanitizers too: the tests look at how it is reported.
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT
+    "ASAN_OPTIONS=allocator_may_return_null=1;TSAN_OPTIONS=allocator_may_return_null=1")
 endfunction()
 
 # The MPI communicator is a module loaded at run time, so the program starts where libmpi is missing.
