@@ -70,8 +70,9 @@ void visit_gradient(DType dtype, F&& f) {
 }
 
 // Sum of f(i) for i in [0, n): vector lanes within chunks, chunks in double. The order depends on n alone.
+// Inlined always: out of line the loop would fetch what f captured anew in every lane.
 template <typename C, typename F>
-inline double fixed_sum(std::int64_t n, F&& f) {
+[[gnu::always_inline]] inline double fixed_sum(std::int64_t n, F f) {
   constexpr std::int64_t kChunk = 1024;
   double total = 0;
   for (std::int64_t begin = 0; begin < n; begin += kChunk) {

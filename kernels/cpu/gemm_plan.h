@@ -34,8 +34,9 @@ struct GemmPlan {
     plan.element = size_of(compute_dtype(args.a.dtype));
     plan.tile_m = even(plan.m, kMaxTileM, 8);
     plan.tile_n = even(plan.n, kMaxTileN, 16);
-    // Smaller tiles until there are enough to share, as long as a tile is worth handing out.
-    while (plan.count() < 16 && plan.tile_m * plan.tile_n * plan.k > (1 << 21) &&
+    // Smaller tiles until there are some to share, as long as a tile is worth handing out: OpenBLAS
+    // loses a sixth of its speed between tiles of 256 x 256 and 128 x 128.
+    while (plan.count() < 4 && plan.tile_m * plan.tile_n * plan.k > (1 << 21) &&
            (plan.tile_m > 64 || plan.tile_n > 64)) {
       if (plan.tile_m >= plan.tile_n || plan.tile_n <= 64) {
         plan.tile_m = even(plan.m, plan.tile_m / 2, 8);

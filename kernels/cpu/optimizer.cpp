@@ -80,20 +80,24 @@ void update_run(const AdamW& args, const AdamWStep& step, const ShardSegment& se
   const bool is_noisy = parameter.dtype == DType::kBF16 || args.m.dtype == DType::kBF16 ||
                         args.v.dtype == DType::kBF16;
   if (is_noisy) {
-    std::uint32_t weight_noise[kRun], m_noise[kRun], v_noise[kRun];
-    const PhiloxKey key = rounding_key_of(step.rounding_key, segment.stream);
+    std::uint64_t index[kRun];
     std::int64_t row_index = (segment.local_begin + begin - segment.begin) / segment.local_cols;
     std::int64_t col = (segment.local_begin + begin - segment.begin) % segment.local_cols;
     for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t index = segment.global_begin + row_index * segment.global_cols + col;
-      const RoundingNoise noise = rounding_noise(key, static_cast<std::uint64_t>(index));
-      weight_noise[i] = noise.weight;
-      m_noise[i] = noise.m;
-      v_noise[i] = noise.v;
+      index[i] = static_cast<std::uint64_t>(segment.global_begin + row_index * segment.global_cols + col);
       if (++col == segment.local_cols) {
         col = 0;
         ++row_index;
       }
+    }
+    std::uint32_t weight_noise[kRun], m_noise[kRun], v_noise[kRun];
+    const PhiloxKey key = rounding_key_of(step.rounding_key, segment.stream);
+#pragma omp simd
+    for (std::int64_t i = 0; i < n; ++i) {
+      const RoundingNoise noise = rounding_noise(key, index[i]);
+      weight_noise[i] = noise.weight;
+      m_noise[i] = noise.m;
+      v_noise[i] = noise.v;
     }
     const auto round = [&](const Tensor& t, const float* values, const std::uint32_t* noise) {
       if (t.dtype == DType::kBF16) {
