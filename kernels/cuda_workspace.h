@@ -36,20 +36,11 @@ std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target);
 // Partial sums of sum_of_squares: independent of the device.
 std::int64_t square_parts(std::int64_t count);
 
-// Whether the tensor-core kernels of attention's backward take these shapes.
-bool mma_attention_applies(const AttentionBackward& args, const Capabilities& target);
-
 // Scratch of the cuDNN attention paths: the bounds and offsets of documents, and the library's own
-// workspace. Zero where the path does not apply.
+// workspace. Zero where the path does not apply (dtype, head size).
 struct CudnnScratch {
   std::size_t bounds = 0;
   std::size_t library = 0;
-  // Backward: key heads of one call, with their query heads. The library stores documents x heads x
-  // length^2 gradients of scores where the result must be deterministic; with heads in turns that is bounded.
-  std::int64_t heads_kv = 0;
-  // Backward: one call's dk and dv without gaps between rows, where query heads share key heads: the
-  // library's sums per query head take the row strides of dk and dv.
-  std::size_t dense_dkv = 0;
 };
 CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities& target);
 CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities& target);

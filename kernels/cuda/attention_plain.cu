@@ -4,7 +4,6 @@
 // keys it sees, and key tiles cover the union. Deterministic: dq is summed by the block of its queries,
 // dk and dv by the block of their keys.
 #include "kernels/cuda/attention_paths.h"
-#include "kernels/cuda/attention_ranges.cuh"
 #include "kernels/cuda/common.cuh"
 #include "kernels/ops.h"
 
@@ -33,6 +32,59 @@ struct Arguments {
   int queries, keys;  // rows
   double scale;
 };
+
+// The keys [begin, end) that query row `t` sees; empty past the last document.
+struct Range {
+  int begin;
+  int end;
+};
+
+// Last document that starts at or before `row`; documents at the end may be empty.
+__device__ __forceinline__ int document_of(const std::int32_t* cu, int documents, int row) {
+  int low = 0;
+  int high = documents;  // cu[low] <= row < cu[high] is kept
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (cu[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ __forceinline__ Range keys_of_query(const Arguments& a, int t) {
+  if (t >= a.queries || t >= a.cu_q[a.documents]) return {0, 0};
+  const int d = document_of(a.cu_q, a.documents, t);
+  const int end = a.cu_k[d + 1] - (a.cu_q[d + 1] - 1 - t);
+  const int begin = a.window > 0 ? max(a.cu_k[d], end - a.window) : a.cu_k[d];
+  return {begin, max(begin, end)};
+}
+
+// The queries that see key row `j`.
+__device__ __forceinline__ Range queries_of_key(const Arguments& a, int j) {
+  if (j >= a.keys || j >= a.cu_k[a.documents]) return {0, 0};
+  const int d = document_of(a.cu_k, a.documents, j);
+  const int first = a.cu_q[d + 1] - a.cu_k[d + 1] + j;  // the query whose last key is j
+  const int begin = max(a.cu_q[d], first);
+  const std::int64_t last = static_cast<std::int64_t>(first) + a.window;
+  const int end = a.window > 0 && last < a.cu_q[d + 1] ? static_cast<int>(last) : a.cu_q[d + 1];
+  return {begin, max(begin, end)};
+}
+
+// Smallest begin and largest end of the non-empty ranges of a tile.
+template <int kTile>
+__device__ __forceinline__ Range union_of(const Range* ranges) {
+  Range all{0x7fffffff, 0};
+  for (int i = 0; i < kTile; ++i) {
+    if (ranges[i].begin >= ranges[i].end) continue;
+    all.begin = min(all.begin, ranges[i].begin);
+    all.end = max(all.end, ranges[i].end);
+  }
+  if (all.end == 0) all.begin = 0;
+  return all;
+}
 
 // tile[i][d] = row first + i of head `head`, zero at or past row `rows` and past head_dim: what lies behind
 // the last visible row may be uninitialised and must not meet a weight of zero.
@@ -143,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Arguments a) {
   if (threadIdx.x < kTile) shared.ranges[threadIdx.x] = keys_of_query(a, first + threadIdx.x);
   load_tile<C, kTile, kDim>(a.q, first, a.queries, head, a.head_dim, shared.q);
   __syncthreads();
-  const Range all = union_of(shared.ranges, kTile);
+  const Range all = union_of<kTile>(shared.ranges);
   C out[M][kDim / kSide] = {};
   const int soft_row = threadIdx.x / kLanes;
   const int soft_lane = threadIdx.x % kLanes;
@@ -277,7 +329,7 @@ __global__ void __launch_bounds__(kThreads) backward_query_kernel(Arguments a) {
   load_tile<C, kTile, kDim>(a.q, first, a.queries, head, a.head_dim, shared.q);
   load_tile<C, kTile, kDim>(a.dout, first, a.queries, head, a.head_dim, shared.dout);
   __syncthreads();
-  const Range all = union_of(shared.ranges, kTile);
+  const Range all = union_of<kTile>(shared.ranges);
   C dq[kTile / kSide][kDim / kSide] = {};
   for (int key = all.begin; key < all.end; key += kTile) {
     load_tile<C, kTile, kDim>(a.k, key, all.end, kv_head, a.head_dim, shared.k);
@@ -303,7 +355,7 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(Arguments a) {
   load_tile<C, kTile, kDim>(a.k, first, a.keys, kv_head, a.head_dim, shared.k);
   load_tile<C, kTile, kDim>(a.v, first, a.keys, kv_head, a.head_dim, shared.v);
   __syncthreads();
-  const Range all = union_of(shared.ranges, kTile);
+  const Range all = union_of<kTile>(shared.ranges);
   C dk[kTile / kSide][kDim / kSide] = {};
   C dv[kTile / kSide][kDim / kSide] = {};
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {

@@ -52,8 +52,8 @@ class CudnnHandle : public Extension {
 };
 
 // Backward?, deterministic?, with lse?, same bounds?, documents, Sq, Sk, heads_q, heads_kv, head_dim,
-// window, scale bits, Tq, Tk, the row strides of q, k, v, out, dout, dq, dk, dv, and heads in a row of lse.
-using Key = std::array<std::int64_t, 23>;
+// window, scale bits, Tq, Tk, and the row strides of q, k, v, out, dout, dq, dk, dv.
+using Key = std::array<std::int64_t, 22>;
 
 struct Plan {
   std::shared_ptr<Graph> graph;  // null: cuDNN has no kernel for this shape
@@ -90,9 +90,8 @@ bool is_vector_aligned(const Tensor& t) {
 // The tensors of one plan.
 class Builder {
  public:
-  // `lse_heads`: heads in a row of lse, of which the plan takes the first shape.heads_q.
-  Builder(const AttentionShape& shape, const Extents& extents, std::int64_t lse_heads)
-      : shape_(shape), extents_(extents), lse_heads_(lse_heads), graph_(std::make_shared<Graph>()) {
+  Builder(const AttentionShape& shape, const Extents& extents)
+      : shape_(shape), extents_(extents), graph_(std::make_shared<Graph>()) {
     graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -116,7 +115,7 @@ class Builder {
   }
   std::vector<std::int64_t> lse_dims() const { return {extents_.documents, shape_.heads_q, extents_.queries, 1}; }
   std::vector<std::int64_t> lse_strides() const {
-    return {extents_.queries * lse_heads_, 1, lse_heads_, 1};
+    return {extents_.queries * shape_.heads_q, 1, shape_.heads_q, 1};
   }
   TensorPtr offsets(Uid uid) {
     return graph_->tensor(fe::graph::Tensor_attributes()
@@ -165,7 +164,6 @@ class Builder {
 
   const AttentionShape& shape_;
   Extents extents_;
-  std::int64_t lse_heads_;
   std::shared_ptr<Graph> graph_;
 };
 
@@ -194,7 +192,7 @@ Plan finish_plan(const std::shared_ptr<Graph>& graph, cudnnHandle_t handle, std:
 }
 
 Plan build_forward(const AttentionForward& args, const Extents& extents, cudnnHandle_t handle, std::size_t planned) {
-  Builder builder(args.shape, extents, args.shape.heads_q);
+  Builder builder(args.shape, extents);
   const TensorPtr q = builder.operand(kQ, "q", args.q, false);
   const TensorPtr k = builder.operand(kK, "k", args.k, true);
   const TensorPtr v = builder.operand(kV, "v", args.v, true);
@@ -213,7 +211,7 @@ Plan build_forward(const AttentionForward& args, const Extents& extents, cudnnHa
 
 Plan build_backward(const AttentionBackward& args, const Extents& extents, cudnnHandle_t handle,
                     std::size_t planned) {
-  Builder builder(args.shape, extents, args.lse.cols());
+  Builder builder(args.shape, extents);
   const TensorPtr q = builder.operand(kQ, "q", args.q, false);
   const TensorPtr k = builder.operand(kK, "k", args.k, true);
   const TensorPtr v = builder.operand(kV, "v", args.v, true);
@@ -301,30 +299,6 @@ Plan& find_plan(CudaStream& stream, const Key& key, Build&& build) {
   return cache.plans.emplace(key, build()).first->second;
 }
 
-// The operands cut to `heads_kv` key heads and their query heads, turn `index`.
-AttentionBackward heads_of_turn(const AttentionBackward& args, std::int64_t heads_kv, std::int64_t index) {
-  const std::int64_t heads_q = heads_kv * (args.shape.heads_q / args.shape.heads_kv);
-  AttentionBackward turn = args;
-  turn.shape.heads_q = heads_q;
-  turn.shape.heads_kv = heads_kv;
-  for (Tensor* t : {&turn.q, &turn.out, &turn.dout, &turn.dq}) {
-    *t = t->col_slice(index * heads_q * args.shape.head_dim, heads_q * args.shape.head_dim);
-  }
-  for (Tensor* t : {&turn.k, &turn.v, &turn.dk, &turn.dv}) {
-    *t = t->col_slice(index * heads_kv * args.shape.head_dim, heads_kv * args.shape.head_dim);
-  }
-  turn.lse.data = static_cast<float*>(turn.lse.data) + index * heads_q;
-  return turn;
-}
-
-void copy_rows(const Tensor& from, const Tensor& to, cudaStream_t stream) {
-  const std::size_t size = size_of(from.dtype);
-  CUDA_CHECK(cudaMemcpy2DAsync(to.data, static_cast<std::size_t>(to.row_stride) * size, from.data,
-                               static_cast<std::size_t>(from.row_stride) * size,
-                               static_cast<std::size_t>(from.cols()) * size, static_cast<std::size_t>(from.rows()),
-                               cudaMemcpyDeviceToDevice, stream));
-}
-
 }  // namespace
 
 bool cudnn_attention_forward(const AttentionForward& args, Stream& stream) {
@@ -369,66 +343,38 @@ bool cudnn_attention_backward(const AttentionBackward& args, Stream& stream) {
     if (!is_vector_aligned(*t)) return false;
   }
   CudaStream& cuda_stream = as_cuda(stream);
-  const cudaStream_t s = native(stream);
+  native(stream);
   const cudnnHandle_t handle = cuda_stream.extension<CudnnHandle>().get();
-  const std::int64_t turns = args.shape.heads_kv / planned.heads_kv;
-  AttentionBackward turn = heads_of_turn(args, planned.heads_kv, 0);
-  if (planned.dense_dkv > 0) {
-    turn.dk.row_stride = turn.dk.cols();
-    turn.dv.row_stride = turn.dv.cols();
-  }
-  const Extents extents(turn);
-  Key key = common_key(turn, extents);
+  const Extents extents(args);
+  Key key = common_key(args, extents);
   key[0] = 1;
   key[1] = args.deterministic ? 1 : 0;
   key[12] = args.q.rows();
   key[13] = args.k.rows();
   key[18] = args.dout.row_stride;
   key[19] = args.dq.row_stride;
-  key[20] = turn.dk.row_stride;
-  key[21] = turn.dv.row_stride;
-  key[22] = args.lse.cols();
+  key[20] = args.dk.row_stride;
+  key[21] = args.dv.row_stride;
   const Plan& plan =
-      find_plan(cuda_stream, key, [&] { return build_backward(turn, extents, handle, planned.library); });
+      find_plan(cuda_stream, key, [&] { return build_backward(args, extents, handle, planned.library); });
   if (plan.graph == nullptr) return false;
   const auto bounds_memory = stream.scratch().take(planned.bounds);
   const auto workspace = stream.scratch().take(planned.library);
-  const auto dense = stream.scratch().take(planned.dense_dkv);
-  std::unordered_map<std::int64_t, void*> pointers;
+  std::unordered_map<std::int64_t, void*> pointers{
+      {kQ, args.q.data},       {kK, args.k.data},   {kV, args.v.data},   {kOut, args.out.data}, {kLse, args.lse.data},
+      {kDout, args.dout.data}, {kDq, args.dq.data}, {kDk, args.dk.data}, {kDv, args.dv.data}};
   Bounds bounds(args, bounds_memory.data());
   bounds.add(kQ, args.q.row_stride, false, pointers);
   bounds.add(kK, args.k.row_stride, true, pointers);
   bounds.add(kV, args.v.row_stride, true, pointers);
   bounds.add(kOut, args.out.row_stride, false, pointers);
-  bounds.add(kLse, args.lse.cols(), false, pointers);
+  bounds.add(kLse, args.shape.heads_q, false, pointers);
   bounds.add(kDout, args.dout.row_stride, false, pointers);
   bounds.add(kDq, args.dq.row_stride, false, pointers);
-  bounds.add(kDk, turn.dk.row_stride, true, pointers);
-  bounds.add(kDv, turn.dv.row_stride, true, pointers);
+  bounds.add(kDk, args.dk.row_stride, true, pointers);
+  bounds.add(kDv, args.dv.row_stride, true, pointers);
   bounds.finish(pointers, stream);
-  for (std::int64_t i = 0; i < turns; ++i) {
-    turn = heads_of_turn(args, planned.heads_kv, i);
-    Tensor dk = turn.dk;
-    Tensor dv = turn.dv;
-    if (planned.dense_dkv > 0) {
-      dk = Tensor(dense.data(), DType::kBF16, turn.dk.shape, turn.dk.device);
-      dv = Tensor(static_cast<char*>(dense.data()) + dk.bytes(), DType::kBF16, turn.dv.shape, turn.dv.device);
-    }
-    pointers[kQ] = turn.q.data;
-    pointers[kK] = turn.k.data;
-    pointers[kV] = turn.v.data;
-    pointers[kOut] = turn.out.data;
-    pointers[kLse] = turn.lse.data;
-    pointers[kDout] = turn.dout.data;
-    pointers[kDq] = turn.dq.data;
-    pointers[kDk] = dk.data;
-    pointers[kDv] = dv.data;
-    execute(plan, handle, pointers, workspace.data(), "attention_backward");
-    if (planned.dense_dkv > 0) {
-      copy_rows(dk, turn.dk, s);
-      copy_rows(dv, turn.dv, s);
-    }
-  }
+  execute(plan, handle, pointers, workspace.data(), "attention_backward");
   zero_rows_past_end(args.cu_q, {args.dq}, stream);
   zero_rows_past_end(args.cu_k, {args.dk, args.dv}, stream);
   return true;
