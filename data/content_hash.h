@@ -1,5 +1,5 @@
-// A 128-bit hash that tells file contents and settings apart in cache keys. It guards against accident,
-// not against an attacker.
+// A 128-bit hash that tells file contents and settings apart in cache keys. It guards against
+// accident, not against an attacker.
 #pragma once
 
 #include <cstdint>

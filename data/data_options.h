@@ -38,10 +38,11 @@ struct DataSource {
             {.above = 0});
     v.field("max_rows", max_rows, "Read only the first rows of the source",
             {.aliases = {"max_samples", "num_samples"}, .at_least = 1});
-    v.field("labels", labels,
-            "Of pre-tokenised rows. aligned: labels[i] is input_ids[i] or -100, as in Hugging Face; "
-            "shifted: labels[i] is the token after input_ids[i]; auto finds out from the whole source",
-            {.choices = {"auto", "aligned", "shifted"}});
+    v.field(
+        "labels", labels,
+        "Of pre-tokenised rows. aligned: labels[i] is input_ids[i] or -100, as in Hugging Face; "
+        "shifted: labels[i] is the token after input_ids[i]; auto finds out from the whole source",
+        {.choices = {"auto", "aligned", "shifted"}});
   }
 };
 
@@ -62,21 +63,24 @@ struct DataOptions {
     v.list("train", train, "Sources that are trained on", {.shorthand = "path"});
     v.list("eval", eval, "Sources that are evaluated on",
            {.free_on_resume = true, .shorthand = "path"});
-    v.field("eval_fraction", eval_fraction,
-            "Part of `train` held out for evaluation when `eval` is empty: whole records, or the end "
-            "of each text where there are few",
-            {.aliases = {"val_set_size", "val_size", "split_dataset_ratio"},
-             .at_least = 0,
-             .below = 1});
+    v.field(
+        "eval_fraction", eval_fraction,
+        "Part of `train` held out for evaluation when `eval` is empty: whole records, or the end "
+        "of each text where there are few",
+        {.aliases = {"val_set_size", "val_size", "split_dataset_ratio"},
+         .at_least = 0,
+         .below = 1});
     v.field("packing", packing,
             "Put several records into one row of sequence_length tokens; they never see each other",
             {.aliases = {"sample_packing", "packed"}});
-    v.field("overlong", overlong,
-            "Records longer than sequence_length. split: into rows that together train every token; "
-            "cut: the end is lost; drop: the record is lost; auto: split, and cut where records "
-            "carry labels",
-            {.choices = {"auto", "split", "cut", "drop"}, .value_aliases = {{"truncate", "cut"}}});
-    v.field("bad_rows", bad_rows, "Records that cannot be read. stop: an error with file and line; "
+    v.field(
+        "overlong", overlong,
+        "Records longer than sequence_length. split: into rows that together train every token; "
+        "cut: the end is lost; drop: the record is lost; auto: split, and cut where records "
+        "carry labels",
+        {.choices = {"auto", "split", "cut", "drop"}, .value_aliases = {{"truncate", "cut"}}});
+    v.field("bad_rows", bad_rows,
+            "Records that cannot be read. stop: an error with file and line; "
             "skip: counted and left out",
             {.choices = {"stop", "skip"}});
     v.field("skip_steps", skip_steps,
@@ -89,10 +93,11 @@ struct DataOptions {
     v.field("tokenizer", tokenizer,
             "Folder or tokenizer.json, or `bytes`; the model's own when empty", {.is_path = true});
     v.field("add_tokens", add_tokens, "New special tokens, appended to the vocabulary");
-    v.field("cache_dir", cache_dir,
-            "Where prepared data is kept; empty: ~/.cache/tessera. Shared storage prepares once for "
-            "all nodes",
-            {.aliases = {"dataset_prepared_path"}, .free_on_resume = true, .is_path = true});
+    v.field(
+        "cache_dir", cache_dir,
+        "Where prepared data is kept; empty: ~/.cache/tessera. Shared storage prepares once for "
+        "all nodes",
+        {.aliases = {"dataset_prepared_path"}, .free_on_resume = true, .is_path = true});
   }
 };
 

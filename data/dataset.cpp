@@ -110,10 +110,11 @@ void Dataset::plan_epoch() {
       all_weighted = false;
     }
   }
-  CHECK_USER(all_weighted || weights < 1,
-             "[data] the weights add up to {} and other sources have none; a weight is a share of the "
-             "tokens, so give all sources a weight or keep the sum below 1",
-             weights);
+  CHECK_USER(
+      all_weighted || weights < 1,
+      "[data] the weights add up to {} and other sources have none; a weight is a share of the "
+      "tokens, so give all sources a weight or keep the sum below 1",
+      weights);
   // All weighted: an epoch has about as many tokens as there are; else the unweighted ones set it.
   const double epoch_tokens = all_weighted ? all_tokens : plain_tokens / (1 - weights);
   const double unit = all_weighted ? weights : 1;
@@ -148,7 +149,8 @@ const PackedSource& Dataset::source_of(std::int64_t row) const {
 
 std::int64_t Dataset::row_at(std::uint64_t seed, std::int64_t epoch, std::int64_t index,
                              bool shuffle) const {
-  CHECK(epoch >= 0 && index >= 0 && index < epoch_rows(), "[data] row {} of epoch {}", index, epoch);
+  CHECK(epoch >= 0 && index >= 0 && index < epoch_rows(), "[data] row {} of epoch {}", index,
+        epoch);
   const auto key = [seed](std::int64_t round, std::uint64_t stream) {
     return derive_key(seed, RandomPurpose::kShuffle, static_cast<std::uint64_t>(round), stream);
   };
@@ -180,8 +182,7 @@ std::int64_t Dataset::read_row(std::int64_t row, std::int32_t* inputs, std::int3
     document_lengths.push_back(static_cast<std::int32_t>(piece.length));
     used += piece.length;
   }
-  const std::int64_t trained =
-      used - std::count(targets, targets + used, kIgnoredTarget);
+  const std::int64_t trained = used - std::count(targets, targets + used, kIgnoredTarget);
   std::fill(inputs + used, inputs + sequence_length_, 0);
   std::fill(targets + used, targets + sequence_length_, kIgnoredTarget);
   for (std::int64_t i = used; i < sequence_length_; ++i) {
@@ -196,8 +197,8 @@ std::vector<std::string> Dataset::describe_row(std::int64_t row) const {
   for (const Piece& piece : pieces(row)) {
     const DocumentSet::Place place = documents.find(static_cast<std::int64_t>(piece.document));
     const StorePart::Origin origin = place.part->origin(place.entry.row);
-    lines.push_back(fmt::format("{} record {} tokens {}-{}", *origin.file, origin.record, piece.begin,
-                                piece.begin + piece.length - 1));
+    lines.push_back(fmt::format("{} record {} tokens {}-{}", *origin.file, origin.record,
+                                piece.begin, piece.begin + piece.length - 1));
   }
   return lines;
 }

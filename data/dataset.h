@@ -1,5 +1,5 @@
-// Prepared data: sources made of token stores, the packed rows over them, and the endless order in which
-// the rows are trained on.
+// Prepared data: sources made of token stores, the packed rows over them, and the endless order in
+// which the rows are trained on.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ class DocumentSet {
 
 // One source of the mixture.
 struct PackedSource {
-  std::string name;  // as the user wrote it
+  std::string name;                              // as the user wrote it
   std::shared_ptr<const DocumentSet> documents;  // shared by the training and the held-out rows
   std::unique_ptr<PackedRows> rows;
   std::optional<double> weight;
@@ -87,10 +87,11 @@ class Dataset {
   }
 
   // The row at `index` (< epoch_rows()) of `epoch`: a pure function of its arguments, at O(1).
-  std::int64_t row_at(std::uint64_t seed, std::int64_t epoch, std::int64_t index, bool shuffle) const;
+  std::int64_t row_at(std::uint64_t seed, std::int64_t epoch, std::int64_t index,
+                      bool shuffle) const;
 
-  // Writes a whole row: inputs, targets and positions [sequence_length], padding included. Appends the
-  // lengths of its documents, without the padding. Returns the trained targets.
+  // Writes a whole row: inputs, targets and positions [sequence_length], padding included. Appends
+  // the lengths of its documents, without the padding. Returns the trained targets.
   std::int64_t read_row(std::int64_t row, std::int32_t* inputs, std::int32_t* targets,
                         std::int32_t* positions, std::vector<std::int32_t>& document_lengths) const;
 

@@ -24,8 +24,8 @@ struct TextEncoder {
   std::string fingerprint;
 };
 
-// The built-in byte tokenizer (Tokenizer::bytes): one token per byte, <|eos|> ends a document. Needs no
-// file: for tests and first runs.
+// The built-in byte tokenizer (Tokenizer::bytes): one token per byte, <|eos|> ends a document.
+// Needs no file: for tests and first runs.
 TextEncoder byte_encoder();
 
 }  // namespace tessera

@@ -14,7 +14,8 @@ namespace {
 constexpr std::int64_t kBlock = 1 << 20;
 
 template <typename OnPart>
-void for_each_part(const std::vector<std::shared_ptr<const DocumentSet>>& sources, OnPart&& on_part) {
+void for_each_part(const std::vector<std::shared_ptr<const DocumentSet>>& sources,
+                   OnPart&& on_part) {
   for (const auto& source : sources) {
     for (const StorePart& part : source->parts()) on_part(part);
   }
@@ -36,11 +37,13 @@ void check_labels(const std::vector<std::shared_ptr<const DocumentSet>>& sources
   for (const auto& source : sources) {
     const LabelAlignment alignment = source->alignment();
     if (alignment == LabelAlignment::kNone) continue;
-    CHECK_USER(kind != TokenFileKind::kMegatron,
-               "[data] the records have labels, which Megatron files cannot hold; write token files");
-    CHECK_USER(seen == LabelAlignment::kNone || seen == alignment,
-               "[data] the labels of some sources are aligned and those of others shifted; write them "
-               "to files of their own");
+    CHECK_USER(
+        kind != TokenFileKind::kMegatron,
+        "[data] the records have labels, which Megatron files cannot hold; write token files");
+    CHECK_USER(
+        seen == LabelAlignment::kNone || seen == alignment,
+        "[data] the labels of some sources are aligned and those of others shifted; write them "
+        "to files of their own");
     seen = alignment;
   }
 }

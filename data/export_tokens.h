@@ -20,9 +20,9 @@ struct ExportCounts {
   std::int64_t tokens = 0;
 };
 
-// All documents of the sources, one behind the other. Ids take two bytes where all of them fit. Throws
-// kUser for labels that the format cannot hold or that are read in two ways, and kTransient for a full
-// disk.
+// All documents of the sources, one behind the other. Ids take two bytes where all of them fit.
+// Throws kUser for labels that the format cannot hold or that are read in two ways, and kTransient
+// for a full disk.
 ExportCounts export_tokens(const std::vector<std::shared_ptr<const DocumentSet>>& sources,
                            const std::filesystem::path& prefix, TokenFileKind kind);
 

@@ -156,8 +156,8 @@ MicroBatch DataLoader::load(std::int64_t step, std::int64_t micro_batch) {
   if (settings_.prefetch <= 0) return make(wanted);
 
   std::unique_lock lock(mutex_);
-  const bool follows = started_ && (ready_.empty() ? next_ == wanted
-                                                   : ready_.front().request == wanted);
+  const bool follows =
+      started_ && (ready_.empty() ? next_ == wanted : ready_.front().request == wanted);
   if (!follows) {
     ready_.clear();
     ++generation_;

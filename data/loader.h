@@ -1,5 +1,5 @@
-// DataLoader: micro-batches as a pure function of (step, micro-batch), so that a run can start at any
-// step at once and any number of data-parallel ranks trains on the same rows in the same order.
+// DataLoader: micro-batches as a pure function of (step, micro-batch), so that a run can start at
+// any step at once and any number of data-parallel ranks trains on the same rows in the same order.
 #pragma once
 
 #include <condition_variable>
@@ -24,19 +24,19 @@ struct LoaderSettings {
   int dp_rank = 0;
   int dp_size = 1;
   std::uint64_t seed = 0;
-  bool shuffle = true;           // false: rows in the order of the index, as evaluation takes them
-  std::int64_t vocab_size = 0;   // ids at or above it are an error; 0: not checked
+  bool shuffle = true;          // false: rows in the order of the index, as evaluation takes them
+  std::int64_t vocab_size = 0;  // ids at or above it are an error; 0: not checked
   std::vector<StepRange> skipped_steps;  // data that is passed over (parse_step_ranges)
-  int prefetch = 2;              // micro-batches made ahead by a thread; 0: none
+  int prefetch = 2;                      // micro-batches made ahead by a thread; 0: none
 };
 
-// Steps count from 0: step s is the update that makes s + 1 finished ones. With G = micro_batch_size x
-// gradient_accumulation x dp_size, the step s of an epoch trains rows [s * G, (s + 1) * G) of that
-// epoch's order. An epoch that G does not divide ends with a smaller step, to be normalised by its own
-// target tokens; the next epoch starts afresh. Micro-batch m of rank r holds the rows m * (G /
-// gradient_accumulation) + r * micro_batch_size on; rows that a smaller step lacks are empty (padding
-// and no target), so all ranks make the same number of micro-batches. With skipped_steps the data of
-// those steps is left out and that behind moves up.
+// Steps count from 0: step s is the update that makes s + 1 finished ones. With G =
+// micro_batch_size x gradient_accumulation x dp_size, the step s of an epoch trains rows [s * G, (s
+// + 1) * G) of that epoch's order. An epoch that G does not divide ends with a smaller step, to be
+// normalised by its own target tokens; the next epoch starts afresh. Micro-batch m of rank r holds
+// the rows m * (G / gradient_accumulation) + r * micro_batch_size on; rows that a smaller step
+// lacks are empty (padding and no target), so all ranks make the same number of micro-batches. With
+// skipped_steps the data of those steps is left out and that behind moves up.
 class DataLoader {
  public:
   DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderSettings& settings);
@@ -91,8 +91,8 @@ class DataLoader {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Ready> ready_;
-  Request next_;                 // the one that the thread makes next
-  std::uint64_t generation_ = 0; // counts the new starts: what was begun before one is dropped
+  Request next_;                  // the one that the thread makes next
+  std::uint64_t generation_ = 0;  // counts the new starts: what was begun before one is dropped
   bool started_ = false;
   bool stopping_ = false;
   std::thread thread_;

@@ -42,7 +42,8 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   }
   struct stat info {};
   if (::fstat(fd, &info) == 0 && info.st_size > 0) {
-    void* address = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
+    void* address =
+        ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
     if (address != MAP_FAILED) {
       data_ = static_cast<const char*>(address);
       size_ = info.st_size;

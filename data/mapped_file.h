@@ -36,8 +36,9 @@ class MappedFile {
   std::int64_t size_ = 0;
 };
 
-// A file that appears under its name only when it is complete: written under a name of this process,
-// flushed to the disk, renamed. Failed writes (disk full) are kTransient errors that name the file.
+// A file that appears under its name only when it is complete: written under a name of this
+// process, flushed to the disk, renamed. Failed writes (disk full) are kTransient errors that name
+// the file.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

@@ -38,7 +38,8 @@ class MegatronStore : public TokenStore {
     const auto entries = at<std::uint64_t>(26);
     const auto size = static_cast<std::uint64_t>(idx_.size() - kHeader);
     CHECK_USER(sequences <= size / 12 && entries >= 1 && entries <= (size - sequences * 12) / 8,
-               "[data] {} is too short for {} sequences and {} documents", name_, sequences, entries);
+               "[data] {} is too short for {} sequences and {} documents", name_, sequences,
+               entries);
     sequences_ = static_cast<std::int64_t>(sequences);
     lengths_ = kHeader;
     offsets_ = lengths_ + 4 * sequences_;

@@ -1,8 +1,8 @@
-// Megatron-LM's indexed data sets: PREFIX.bin holds token ids, PREFIX.idx where documents lie. Facts of
-// the format: megatron/core/datasets/indexed_dataset.py of that project.
-//   .idx: "MMIDIDX\0\0", u64 version 1, u8 type of the ids, u64 sequences, u64 entries of the document
-//   list, then i32 length and i64 byte offset of each sequence, and i64 first sequence of each document
-//   with the number of sequences at the end. All little-endian and unaligned.
+// Megatron-LM's indexed data sets: PREFIX.bin holds token ids, PREFIX.idx where documents lie.
+// Facts of the format: megatron/core/datasets/indexed_dataset.py of that project.
+//   .idx: "MMIDIDX\0\0", u64 version 1, u8 type of the ids, u64 sequences, u64 entries of the
+//   document list, then i32 length and i64 byte offset of each sequence, and i64 first sequence of
+//   each document with the number of sequences at the end. All little-endian and unaligned.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// Opens the .bin file that has its .idx beside it. Sequences of one document must follow one another.
-// Throws kUser for a damaged index and for ids that are no integers of 1, 2 or 4 bytes.
+// Opens the .bin file that has its .idx beside it. Sequences of one document must follow one
+// another. Throws kUser for a damaged index and for ids that are no integers of 1, 2 or 4 bytes.
 std::unique_ptr<TokenStore> open_megatron_store(const std::filesystem::path& bin);
 
 class MegatronWriter {

@@ -44,7 +44,8 @@ class RowSink {
       used = add_unit(record);
     } else {
       std::string policy = settings_.overlong;
-      // Splitting an answer from its prompt would train it without its reason: labelled rows are cut.
+      // Splitting an answer from its prompt would train it without its reason: labelled rows are
+      // cut.
       if (policy == "auto") policy = has_labels ? "cut" : "split";
       if (policy == "drop") {
         ++counts_.dropped;
@@ -115,13 +116,13 @@ class RowSink {
 // Which records are held out, or that the end of each is.
 class HeldOutChoice {
  public:
-  HeldOutChoice(const DocumentSet& documents, double fraction)
-      : records_(count_records(documents)),
+  HeldOutChoice(const DocumentSet& documents, double fraction, std::int64_t max_records)
+      : records_(count_records(documents, max_records)),
         order_(records_, derive_key(0, RandomPurpose::kShuffle, 0, 0x686f6c64)) {
     if (fraction <= 0) return;
     const auto& parts = documents.parts();
-    const bool all_text = std::all_of(parts.begin(), parts.end(),
-                                      [](const StorePart& part) { return part.is_text; });
+    const bool all_text =
+        std::all_of(parts.begin(), parts.end(), [](const StorePart& part) { return part.is_text; });
     const double expected = fraction * static_cast<double>(records_);
     ends_only_ = records_ < 2 || (all_text && expected < 4);
     if (!ends_only_) count_ = std::clamp<std::int64_t>(std::llround(expected), 1, records_ - 1);
@@ -130,9 +131,10 @@ class HeldOutChoice {
   bool ends_only() const { return ends_only_; }
 
  private:
-  static std::int64_t count_records(const DocumentSet& documents) {
+  static std::int64_t count_records(const DocumentSet& documents, std::int64_t max_records) {
     std::int64_t records = 0;
     for (const StorePart& part : documents.parts()) records += part.store->counts().rows_read;
+    if (max_records > 0) records = std::min(records, max_records);
     return records;
   }
 
@@ -158,7 +160,7 @@ void pack_source(const DocumentSet& documents, const PackSettings& settings,
   if (held_out) eval = std::make_unique<RowSink>(documents, settings, *held_out);
   const double fraction = held_out ? settings.held_out_fraction : 0;
 
-  const HeldOutChoice choice(documents, fraction);
+  const HeldOutChoice choice(documents, fraction, settings.max_records);
 
   std::int64_t records_before = 0;  // of all parts so far
   std::int64_t document = 0;
@@ -194,8 +196,8 @@ void pack_source(const DocumentSet& documents, const PackSettings& settings,
       if (choice.ends_only()) {
         std::vector<Span> tail;
         for (Span& span : record) {
-          const auto held = static_cast<std::int64_t>(
-              std::llround(fraction * static_cast<double>(span.length)));
+          const auto held =
+              static_cast<std::int64_t>(std::llround(fraction * static_cast<double>(span.length)));
           if (held > 0) tail.push_back({span.document, span.begin + span.length - held, held});
           span.length -= held;
         }

@@ -176,10 +176,11 @@ PackedRows::PackedRows(const fs::path& path)
     TESSERA_FAIL(ErrorKind::kUser, "[data] {}.json is damaged: {}; remove it", path.string(),
                  problem.what());
   }
-  CHECK_USER(pieces_.size() == counts_.pieces * static_cast<std::int64_t>(sizeof(Piece)) &&
-                 rows_.size() == (counts_.rows + 1) * static_cast<std::int64_t>(sizeof(std::uint64_t)),
-             "[data] {} is incomplete; remove {}.json to build the index anew", path.string(),
-             path.string());
+  CHECK_USER(
+      pieces_.size() == counts_.pieces * static_cast<std::int64_t>(sizeof(Piece)) &&
+          rows_.size() == (counts_.rows + 1) * static_cast<std::int64_t>(sizeof(std::uint64_t)),
+      "[data] {} is incomplete; remove {}.json to build the index anew", path.string(),
+      path.string());
 }
 
 std::span<const Piece> PackedRows::operator[](std::int64_t row) const {

@@ -23,9 +23,9 @@ struct Piece {
 };
 static_assert(sizeof(Piece) == 24);
 
-// Puts units (the pieces of one record, which stay together) into rows: best fit, longest first, within
-// windows of kWindow units; rows with room are carried to the next window, at most kCarried of them.
-// Memory is bounded and the result depends on the units and their order alone.
+// Puts units (the pieces of one record, which stay together) into rows: best fit, longest first,
+// within windows of kWindow units; rows with room are carried to the next window, at most kCarried
+// of them. Memory is bounded and the result depends on the units and their order alone.
 class Packer {
  public:
   static constexpr std::size_t kWindow = 65536;
@@ -33,8 +33,8 @@ class Packer {
 
   using EmitRow = std::function<void(std::span<const Piece> row)>;
 
-  // Without `packing` every unit is a row. `max_pieces` bounds the pieces of a packed row; a unit with
-  // more has a row to itself.
+  // Without `packing` every unit is a row. `max_pieces` bounds the pieces of a packed row; a unit
+  // with more has a row to itself.
   Packer(std::int64_t row_length, std::int64_t max_pieces, bool packing, EmitRow emit);
 
   void add(std::span<const Piece> unit);  // total length in 1..row_length
@@ -69,21 +69,21 @@ class Packer {
 struct PackingCounts {
   std::int64_t rows = 0;
   std::int64_t pieces = 0;
-  std::int64_t max_pieces = 0;     // of a row
-  std::int64_t pairs = 0;          // positions used in rows
-  std::int64_t target_tokens = 0;  // of these, trained
-  std::int64_t records = 0;        // that gave at least one piece
-  std::int64_t too_short = 0;      // documents of fewer than two tokens
-  std::int64_t without_target = 0; // records or pieces of split ones with nothing to train
-  std::int64_t split = 0;          // overlong records
+  std::int64_t max_pieces = 0;      // of a row
+  std::int64_t pairs = 0;           // positions used in rows
+  std::int64_t target_tokens = 0;   // of these, trained
+  std::int64_t records = 0;         // that gave at least one piece
+  std::int64_t too_short = 0;       // documents of fewer than two tokens
+  std::int64_t without_target = 0;  // records or pieces of split ones with nothing to train
+  std::int64_t split = 0;           // overlong records
   std::int64_t cut = 0;
-  std::int64_t cut_pairs = 0;      // lost by cutting
-  std::int64_t dropped = 0;        // overlong records left out
-  std::int64_t skipped = 0;        // records on the skip list
+  std::int64_t cut_pairs = 0;  // lost by cutting
+  std::int64_t dropped = 0;    // overlong records left out
+  std::int64_t skipped = 0;    // records on the skip list
 };
 
-// The rows of one source on disk: NAME.pieces, NAME.rows (first piece of each row, and the end), and
-// NAME.json with the counts, written last.
+// The rows of one source on disk: NAME.pieces, NAME.rows (first piece of each row, and the end),
+// and NAME.json with the counts, written last.
 class PackedRowsWriter {
  public:
   explicit PackedRowsWriter(const std::filesystem::path& path);

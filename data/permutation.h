@@ -1,6 +1,6 @@
-// A pseudo-random order of n things whose i-th element costs O(1) and no memory: a Feistel network over
-// the next even power of two, walked along its cycles until it lands below n (Black and Rogaway,
-// "Ciphers with arbitrary finite domains", CT-RSA 2002). The round function is Philox.
+// A pseudo-random order of n things whose i-th element costs O(1) and no memory: a Feistel network
+// over the next even power of two, walked along its cycles until it lands below n (Black and
+// Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). The round function is Philox.
 #pragma once
 
 #include <bit>

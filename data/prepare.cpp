@@ -119,10 +119,10 @@ class Preparation {
                                         content.documents->alignment()));
       const auto add = [&](std::unique_ptr<PackedRows> rows, std::vector<PackedSource>& to,
                            const char* role) {
-        report.push_back(describe_rows(*found.source, role, rows->counts(),
-                                       settings_.sequence_length));
-        to.push_back({found.source->path, content.documents, std::move(rows),
-                      found.source->weight});
+        report.push_back(
+            describe_rows(*found.source, role, rows->counts(), settings_.sequence_length));
+        to.push_back(
+            {found.source->path, content.documents, std::move(rows), found.source->weight});
       };
       add(std::move(kept), result.kept, eval_fraction > 0 ? "training" : "");
       if (eval_fraction > 0) add(std::move(held), result.held_out, "held out");
@@ -150,9 +150,9 @@ class Preparation {
     std::vector<StorePart> parts;
     std::vector<const Shard*> shards;  // beside parts, for messages
     if (found.synthetic) {
-      const std::int64_t vocab_size =
-          settings_.vocab_size > 0 || settings_.encoder == nullptr ? settings_.vocab_size
-                                                                   : settings_.encoder->vocab_size;
+      const std::int64_t vocab_size = settings_.vocab_size > 0 || settings_.encoder == nullptr
+                                          ? settings_.vocab_size
+                                          : settings_.encoder->vocab_size;
       parts.push_back({make_synthetic_store(*found.synthetic, vocab_size), 0, false});
       key.add(found.source->path).add(vocab_size);
       content.counts.add(parts.back().store->counts());
@@ -186,8 +186,8 @@ class Preparation {
       }
       return found.source->path;
     };
-    const LabelAlignment alignment = choose_alignment(found.source->path, found.source->labels,
-                                                      content.counts.labels, conflict);
+    const LabelAlignment alignment =
+        choose_alignment(found.source->path, found.source->labels, content.counts.labels, conflict);
     content.documents = std::make_shared<DocumentSet>(std::move(parts));
     content.documents->set_alignment(alignment);
     content.key = key.hex();
@@ -282,8 +282,8 @@ class Preparation {
     return has_lines ? place_of(shard[file], place.line) : shard[file].file.path.string();
   }
 
-  // Tokens that the model has no embedding for are found before the first step. (Megatron files do not
-  // say their highest id: the loader checks every batch.)
+  // Tokens that the model has no embedding for are found before the first step. (Megatron files do
+  // not say their highest id: the loader checks every batch.)
   void check_ids(const TokenStore& store, const Shard& shard) const {
     const StoreCounts& counts = store.counts();
     if (settings_.vocab_size == 0 || counts.max_id < settings_.vocab_size) return;
@@ -322,7 +322,8 @@ class Preparation {
     if (lock_->is_held()) return;
     lock_->acquire([this](const std::string& note) {
       if (settings_.progress) {
-        settings_.progress({"waiting for another process" + (note.empty() ? "" : ": " + note), 0, 0});
+        settings_.progress(
+            {"waiting for another process" + (note.empty() ? "" : ": " + note), 0, 0});
       }
     });
     remove_abandoned_files(cache_ / "tokens");
@@ -364,10 +365,12 @@ std::shared_ptr<const Dataset> make_dataset(std::vector<PackedSource> sources,
     lost.dropped += c.dropped;
     lost.too_short += c.too_short;
   }
-  CHECK_USER(rows > 0,
-             "[data] {} has no row for {} ({} too long and dropped, {} without a target, {} shorter "
-             "than two tokens)",
-             names, role == Role::kTraining ? "training" : "evaluation", lost.dropped, lost.without_target, lost.too_short);
+  CHECK_USER(
+      rows > 0,
+      "[data] {} has no row for {} ({} too long and dropped, {} without a target, {} shorter "
+      "than two tokens)",
+      names, role == Role::kTraining ? "training" : "evaluation", lost.dropped, lost.without_target,
+      lost.too_short);
   CHECK_USER(targets > 0, "[data] no token of {} would be trained", names);
   if (role == Role::kEvaluation) {
     for (PackedSource& source : sources) source.weight.reset();
@@ -383,9 +386,12 @@ fs::path data_cache_dir(const DataOptions& options, const fs::path& fallback) {
     const char* value = std::getenv(name);
     return value != nullptr ? value : "";
   };
-  if (const fs::path cache = variable("XDG_CACHE_HOME"); cache.is_absolute()) return cache / "tessera";
-  if (const fs::path home = variable("HOME"); home.is_absolute()) return home / ".cache" / "tessera";
-  CHECK_USER(!fallback.empty(), "[data] there is no home folder to keep prepared data in; set "
+  if (const fs::path cache = variable("XDG_CACHE_HOME"); cache.is_absolute())
+    return cache / "tessera";
+  if (const fs::path home = variable("HOME"); home.is_absolute())
+    return home / ".cache" / "tessera";
+  CHECK_USER(!fallback.empty(),
+             "[data] there is no home folder to keep prepared data in; set "
              "data.cache_dir");
   return fallback;
 }
@@ -424,7 +430,8 @@ PreparedData prepare_data(const DataOptions& options, const PrepareSettings& set
     auto result = preparation.run(held_out, data.report);
     data.train = make_dataset(std::move(result.kept), settings.sequence_length, Role::kTraining);
     if (held_out > 0) {
-      data.eval = make_dataset(std::move(result.held_out), settings.sequence_length, Role::kEvaluation);
+      data.eval =
+          make_dataset(std::move(result.held_out), settings.sequence_length, Role::kEvaluation);
     }
   }
   if (!options.eval.empty()) {

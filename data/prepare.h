@@ -1,7 +1,7 @@
 // From the configuration to data that can be loaded: files are tokenised once into a cache that all
 // processes of a job share, and packed rows are indexed beside them. Every step is keyed by what it
-// depends on (file, tokenizer, settings), so a second run, a resumed one and a changed one do only what
-// is not there yet. A killed preparation repeats at most the file or file range it was in.
+// depends on (file, tokenizer, settings), so a second run, a resumed one and a changed one do only
+// what is not there yet. A killed preparation repeats at most the file or file range it was in.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,20 @@
 namespace tessera {
 
 struct PrepareProgress {
-  std::string phase;         // "tokenising corpus/a.jsonl", "packing", "waiting for another process"
-  std::int64_t done = 0;     // bytes of the input files; 0 of 0 where unknown
+  std::string phase;      // "tokenising corpus/a.jsonl", "packing", "waiting for another process"
+  std::int64_t done = 0;  // bytes of the input files; 0 of 0 where unknown
   std::int64_t total = 0;
 };
 
 struct PrepareSettings {
   std::int64_t sequence_length = 0;
-  std::int64_t vocab_size = 0;            // of the model; ids at or above it are refused; 0: unchecked
-  const TextEncoder* encoder = nullptr;   // may be null where all records are tokenised already
-  std::filesystem::path fallback_cache_dir;  // used when neither cache_dir nor a home folder is there
-  int threads = 0;                        // 0: all cores
-  // Called by the thread that prepares. What it throws ends the preparation; what is complete is kept.
+  std::int64_t vocab_size = 0;  // of the model; ids at or above it are refused; 0: unchecked
+  const TextEncoder* encoder = nullptr;  // may be null where all records are tokenised already
+  std::filesystem::path
+      fallback_cache_dir;  // used when neither cache_dir nor a home folder is there
+  int threads = 0;         // 0: all cores
+  // Called by the thread that prepares. What it throws ends the preparation; what is complete is
+  // kept.
   std::function<void(const PrepareProgress&)> progress;
 };
 
@@ -40,9 +42,9 @@ struct PreparedData {
   std::vector<std::string> report;
 };
 
-// Every process (or thread) of a job calls this with the same arguments; on shared storage one works
-// and the others wait for it. Throws kUser for bad input, unclear labels, and data without a row or
-// without a target.
+// Every process (or thread) of a job calls this with the same arguments; on shared storage one
+// works and the others wait for it. Throws kUser for bad input, unclear labels, and data without a
+// row or without a target.
 PreparedData prepare_data(const DataOptions& options, const PrepareSettings& settings);
 
 // Evaluation sources alone: for `tessera eval --data`.

@@ -25,8 +25,8 @@ std::string describe_rows(const DataSource& source, const std::string& role,
                           const PackingCounts& counts, std::int64_t sequence_length) {
   const double places = static_cast<double>(counts.rows) * static_cast<double>(sequence_length);
   std::string line = fmt::format(
-      "{}{}{}: {} rows of {}, {} target tokens, {:.1f}% full", source.path, role.empty() ? "" : ", ",
-      role, counts.rows, sequence_length, counts.target_tokens,
+      "{}{}{}: {} rows of {}, {} target tokens, {:.1f}% full", source.path,
+      role.empty() ? "" : ", ", role, counts.rows, sequence_length, counts.target_tokens,
       counts.rows > 0 ? 100.0 * static_cast<double>(counts.pairs) / places : 0.0);
   if (counts.split > 0) line += fmt::format("; {} long records split", counts.split);
   if (counts.cut > 0) {

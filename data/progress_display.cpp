@@ -17,9 +17,10 @@ constexpr std::chrono::milliseconds kDrawEvery{100};
 std::string describe(const PrepareProgress& progress, double seconds_left) {
   std::string line = progress.phase;
   if (progress.total <= 0) return line;
-  line += fmt::format(" {:.1f}% of {:.1f} MB",
-                      100.0 * static_cast<double>(progress.done) / static_cast<double>(progress.total),
-                      static_cast<double>(progress.total) / 1e6);
+  line +=
+      fmt::format(" {:.1f}% of {:.1f} MB",
+                  100.0 * static_cast<double>(progress.done) / static_cast<double>(progress.total),
+                  static_cast<double>(progress.total) / 1e6);
   if (seconds_left >= 0) line += fmt::format(", {:.0f} s left", seconds_left);
   return line;
 }
@@ -39,7 +40,8 @@ ProgressDisplay::~ProgressDisplay() {
 void ProgressDisplay::operator()(const PrepareProgress& progress) {
   if (!enabled_) return;
   const auto now = Clock::now();
-  if (now - last_ < (on_terminal_ ? Clock::duration(kDrawEvery) : Clock::duration(kLogEvery))) return;
+  if (now - last_ < (on_terminal_ ? Clock::duration(kDrawEvery) : Clock::duration(kLogEvery)))
+    return;
   last_ = now;
   if (first_done_ < 0 && progress.total > 0) {
     first_done_ = progress.done;  // what the cache had already says nothing about the speed

@@ -1,5 +1,5 @@
-// Shows how far preparation is: one line that is written over on a terminal, a log line now and then
-// elsewhere.
+// Shows how far preparation is: one line that is written over on a terminal, a log line now and
+// then elsewhere.
 #pragma once
 
 #include <chrono>

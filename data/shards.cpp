@@ -77,7 +77,8 @@ std::vector<KeyedShard> cut_into_shards(const std::vector<SourceFile>& files) {
       gathered.ranges.push_back({file, 0, file.bytes});
       gathered_key.add(identity).add(name_of(file.format));
       gathered_bytes += file.bytes;
-      // Besides the size, a file's own hash ends a shard: shards behind an added file meet the old cuts.
+      // Besides the size, a file's own hash ends a shard: shards behind an added file meet the old
+      // cuts.
       const bool is_cut = gathered_bytes >= kGathered / 16 && identity[0] == '0';
       if (gathered_bytes >= kGathered || is_cut) flush();
       continue;

@@ -20,9 +20,9 @@ struct KeyedShard {
   bool continues_file = false;
 };
 
-// Large files of lines are cut into ranges, small files are gathered. Where the cuts lie depends on the
-// file alone, and on its neighbours only nearby: a new file in a folder leaves the other shards as they
-// are. Token and Megatron files are shards of their own.
+// Large files of lines are cut into ranges, small files are gathered. Where the cuts lie depends on
+// the file alone, and on its neighbours only nearby: a new file in a folder leaves the other shards
+// as they are. Token and Megatron files are shards of their own.
 std::vector<KeyedShard> cut_into_shards(const std::vector<SourceFile>& files);
 
 }  // namespace tessera

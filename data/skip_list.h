@@ -15,8 +15,8 @@ struct StepRange {
   std::int64_t end = 0;
 };
 
-// From data.skip_steps: "1200" or "1200-1250", counted from 1 as in the log, both ends included. Sorted
-// and joined. Throws kUser.
+// From data.skip_steps: "1200" or "1200-1250", counted from 1 as in the log, both ends included.
+// Sorted and joined. Throws kUser.
 std::vector<StepRange> parse_step_ranges(const std::vector<std::string>& texts);
 
 // The step of the data that the step of the run takes: those in the list are left out, those behind

@@ -16,7 +16,8 @@ class SyntheticStore : public TokenStore {
         vocab_size_(static_cast<std::uint64_t>(vocab_size)),
         lengths_(derive_key(0, RandomPurpose::kSynthetic, 0)),
         tokens_(derive_key(0, RandomPurpose::kSynthetic, 1)) {
-    CHECK_USER(vocab_size > 0, "[data] synthetic data needs a model or tokenizer for its vocabulary");
+    CHECK_USER(vocab_size > 0,
+               "[data] synthetic data needs a model or tokenizer for its vocabulary");
     counts_.rows_read = counts_.documents = spec.rows;
     counts_.tokens = spec.rows * ((spec.min_length + spec.max_length) / 2);  // about
     files_ = {{"synthetic", 0}};
@@ -71,8 +72,7 @@ SyntheticSpec parse_synthetic(const std::string& path) {
                           : parse_integer(lengths.substr(dash + 1)).value_or(0);
   }
   CHECK_USER(spec.rows > 0 && spec.min_length >= 2 && spec.max_length >= spec.min_length &&
-                 spec.max_length <= (std::int64_t{1} << 31) &&
-                 spec.rows <= (std::int64_t{1} << 40),
+                 spec.max_length <= (std::int64_t{1} << 31) && spec.rows <= (std::int64_t{1} << 40),
              "[data] {} is no description of synthetic data, expected synthetic:ROWSxLENGTH or "
              "synthetic:ROWSxMIN-MAX with lengths of at least 2 tokens",
              path);

@@ -1,4 +1,5 @@
-// Random tokens for burn-in and measurements: nothing is stored, every token is a function of its place.
+// Random tokens for burn-in and measurements: nothing is stored, every token is a function of its
+// place.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@ struct SyntheticSpec {
 bool is_synthetic(const std::string& path);
 SyntheticSpec parse_synthetic(const std::string& path);  // throws kUser
 
-std::unique_ptr<TokenStore> make_synthetic_store(const SyntheticSpec& spec, std::int64_t vocab_size);
+std::unique_ptr<TokenStore> make_synthetic_store(const SyntheticSpec& spec,
+                                                 std::int64_t vocab_size);
 
 }  // namespace tessera

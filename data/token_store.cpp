@@ -69,11 +69,12 @@ class MappedStore : public TokenStore {
     const auto doc_bytes = counts_.documents * static_cast<std::int64_t>(sizeof(DocumentEntry));
     const std::int64_t mask_bytes = description.at("mask") ? (counts_.tokens + 7) / 8 : 0;
     if (tokens_.size() != token_bytes || docs_.size() != doc_bytes || mask_.size() != mask_bytes) {
-      TESSERA_FAIL(ErrorKind::kUser,
-                   "[data] {}.tokens, .docs and .mask hold {}, {} and {} bytes, expected {}, {} and "
-                   "{}; remove them to prepare them anew",
-                   path.string(), tokens_.size(), docs_.size(), mask_.size(), token_bytes, doc_bytes,
-                   mask_bytes);
+      TESSERA_FAIL(
+          ErrorKind::kUser,
+          "[data] {}.tokens, .docs and .mask hold {}, {} and {} bytes, expected {}, {} and "
+          "{}; remove them to prepare them anew",
+          path.string(), tokens_.size(), docs_.size(), mask_.size(), token_bytes, doc_bytes,
+          mask_bytes);
     }
   }
 

@@ -25,8 +25,8 @@ struct DocumentEntry {
 };
 static_assert(sizeof(DocumentEntry) == 32);
 
-// A record: the number of its file in the store and its line there, from 1 at the start of the range that
-// was read. Line 0: none.
+// A record: the number of its file in the store and its line there, from 1 at the start of the
+// range that was read. Line 0: none.
 struct RecordPlace {
   std::int64_t file = 0;
   std::int64_t line = 0;

@@ -77,8 +77,7 @@ class BatchEncoder {
       } catch (const RecordProblem& problem) {
         out.ids.resize(ids_before);
         out.documents.resize(documents_before);
-        const std::string text =
-            fmt::format("{}: {}", place_of(range_, raw.line), problem.what());
+        const std::string text = fmt::format("{}: {}", place_of(range_, raw.line), problem.what());
         CHECK_USER(settings_.skip_bad_rows,
                    "[data] {}. Mend the record, or leave such records out with data.bad_rows: skip",
                    text);
@@ -100,7 +99,8 @@ class BatchEncoder {
   void check_utf8(const RawRecord& raw) const {
     const std::size_t bad = find_invalid_utf8(raw.bytes);
     if (bad == std::string::npos) return;
-    const auto lines = std::count(raw.bytes.begin(), raw.bytes.begin() + static_cast<std::ptrdiff_t>(bad), '\n');
+    const auto lines =
+        std::count(raw.bytes.begin(), raw.bytes.begin() + static_cast<std::ptrdiff_t>(bad), '\n');
     throw RecordProblem(fmt::format("byte 0x{:02x} {}is not UTF-8",
                                     static_cast<unsigned char>(raw.bytes[bad]),
                                     lines > 0 ? fmt::format("{} lines further down ", lines) : ""));
@@ -180,10 +180,9 @@ class BatchEncoder {
 
   void check_id(std::int32_t id, const RawRecord& raw) const {
     if (settings_.vocab_size == 0 || id < settings_.vocab_size) return;
-    const std::string token =
-        settings_.encoder != nullptr && id < settings_.encoder->vocab_size
-            ? fmt::format(" ({})", settings_.encoder->token_text(id))
-            : "";
+    const std::string token = settings_.encoder != nullptr && id < settings_.encoder->vocab_size
+                                  ? fmt::format(" ({})", settings_.encoder->token_text(id))
+                                  : "";
     TESSERA_FAIL(ErrorKind::kUser,
                  "[data] {}: token id {}{} is outside of the model's vocabulary of {}; use the "
                  "tokenizer of this model, or give its embeddings more rows with data.add_tokens",

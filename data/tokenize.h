@@ -28,8 +28,8 @@ bool needs_wide_tokens(const TokenizeSettings& settings);
 // What becomes one store: a range of a large file, or several small files.
 using Shard = std::vector<FileRange>;
 
-// Writes the store `path` (without suffix) and commits it. Throws kUser with file:line for a bad record
-// and for token ids outside of the vocabulary.
+// Writes the store `path` (without suffix) and commits it. Throws kUser with file:line for a bad
+// record and for token ids outside of the vocabulary.
 void tokenize_shard(const Shard& shard, const TokenizeSettings& settings,
                     const std::filesystem::path& path);
 

@@ -35,12 +35,13 @@ bool overlaps(const Tensor& a, const Tensor& b) {
   return x < y + b.bytes() && y < x + a.bytes() && a.bytes() != 0 && b.bytes() != 0;
 }
 
-// In place means exactly this rank's piece; any other overlap would be overwritten while it is read.
+// In place means exactly this rank's piece; any other overlap would be overwritten while it is
+// read.
 void check_overlap(const Communicator& group, const char* who, const Tensor& piece,
                    const Tensor& whole) {
   if (piece.data == nullptr || !overlaps(piece, whole)) return;
-  const auto* own = static_cast<const char*>(whole.data) +
-                    piece.bytes() * static_cast<std::size_t>(group.rank());
+  const auto* own =
+      static_cast<const char*>(whole.data) + piece.bytes() * static_cast<std::size_t>(group.rank());
   CHECK(piece.data == own, "[{} {}] the operands overlap, but not as piece {} of the larger one",
         group.name(), who, group.rank());
 }

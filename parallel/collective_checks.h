@@ -1,5 +1,5 @@
-// Argument checks shared by every communicator backend, so that a wrong call fails alike on one rank,
-// on threads, over MPI and in a dry run. All throw kInternal: a wrong collective is our bug.
+// Argument checks shared by every communicator backend, so that a wrong call fails alike on one
+// rank, on threads, over MPI and in a dry run. All throw kInternal: a wrong collective is our bug.
 #pragma once
 
 #include "parallel/communicator.h"

@@ -20,8 +20,8 @@ std::unique_ptr<Communicator> Communicator::subgroup(const std::vector<int>& mem
 std::unique_ptr<PeerWindow> Communicator::make_window(const Tensor&, int) { return nullptr; }
 
 void copy_tensor(const Tensor& in, const Tensor& out, Stream& stream) {
-  CHECK(in.dtype == out.dtype && in.numel() == out.numel(),
-        "[copy_tensor] {} does not fit into {}", to_string(in), to_string(out));
+  CHECK(in.dtype == out.dtype && in.numel() == out.numel(), "[copy_tensor] {} does not fit into {}",
+        to_string(in), to_string(out));
   CHECK(in.is_dense() && out.is_dense(), "[copy_tensor] {} and {} must be dense", to_string(in),
         to_string(out));
   if (in.data == out.data || in.bytes() == 0) return;

@@ -1,11 +1,12 @@
-// Communicator: collectives among the ranks of one group, enqueued on a stream. Every rank of the group
-// makes the same calls in the same order; a group of one is the identity. Backends are as strict as
-// NCCL: a call whose operation, bytes or sequence number differ between ranks is an error on every rank,
-// sends rendezvous, and reductions add in rank order so that results are reproducible.
+// Communicator: collectives among the ranks of one group, enqueued on a stream. Every rank of the
+// group makes the same calls in the same order; a group of one is the identity. Backends are as
+// strict as NCCL: a call whose operation, bytes or sequence number differ between ranks is an error
+// on every rank, sends rendezvous, and reductions add in rank order so that results are
+// reproducible.
 //
-// Operations of one communicator run in the order they were issued, whichever streams they were given.
-// Tensors must stay valid until the stream has run the operation, the communicator only until the call
-// returns. A maximum is NaN where any rank's element is.
+// Operations of one communicator run in the order they were issued, whichever streams they were
+// given. Tensors must stay valid until the stream has run the operation, the communicator only
+// until the call returns. A maximum is NaN where any rank's element is.
 #pragma once
 
 #include <exception>
@@ -23,8 +24,8 @@ class PeerWindow;  // parallel/peer_window.h
 
 enum class ReduceOp : unsigned char { kSum, kMax };
 
-// An operation that ended because another rank failed or the group was aborted: the consequence, not
-// the cause. what() carries the first reason.
+// An operation that ended because another rank failed or the group was aborted: the consequence,
+// not the cause. what() carries the first reason.
 class AbortedError : public Error {
  public:
   explicit AbortedError(std::string message,
@@ -48,16 +49,18 @@ class Communicator {
   // subgroup where a dry run must pass.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
-  // The group of `members`, ranks of this communicator in the order wanted; this rank is one of them.
-  // Collective over this communicator: every rank names the members of its own group.
+  // The group of `members`, ranks of this communicator in the order wanted; this rank is one of
+  // them. Collective over this communicator: every rank names the members of its own group.
   virtual std::unique_ptr<Communicator> subgroup(const std::vector<int>& members,
                                                  const std::string& name);
 
-  // In place over a dense tensor. fp64, fp32, bf16 (accumulated in fp32 and rounded once), int64, int32.
+  // In place over a dense tensor. fp64, fp32, bf16 (accumulated in fp32 and rounded once), int64,
+  // int32.
   virtual void all_reduce(const Tensor& tensor, ReduceOp op, Stream& stream) = 0;
   // out = concatenation of every rank's `in` in rank order; in may be out's own piece.
   virtual void all_gather(const Tensor& in, const Tensor& out, Stream& stream) = 0;
-  // out = this rank's 1/size piece of the element-wise reduction of `in`; out may be that piece of in.
+  // out = this rank's 1/size piece of the element-wise reduction of `in`; out may be that piece of
+  // in.
   virtual void reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, Stream& stream) = 0;
   // Piece p of `in` goes to rank p; piece p of `out` comes from rank p. Equal pieces, in != out.
   virtual void all_to_all(const Tensor& in, const Tensor& out, Stream& stream) = 0;
@@ -71,9 +74,9 @@ class Communicator {
   // none. Collective; `memory` outlives the window.
   virtual std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags);
 
-  // Ends every pending and later operation of all ranks with an AbortedError that carries `reason`, in
-  // this group and in every group that was split from the same world; safe to call from any thread,
-  // more than once; the first reason wins.
+  // Ends every pending and later operation of all ranks with an AbortedError that carries `reason`,
+  // in this group and in every group that was split from the same world; safe to call from any
+  // thread, more than once; the first reason wins.
   void abort(const std::string& reason) noexcept { abort_handle()(reason); }
   // A copyable function that does the same and may outlive this communicator.
   virtual std::function<void(const std::string& reason)> abort_handle() = 0;
@@ -81,8 +84,9 @@ class Communicator {
  protected:
   Communicator(int rank, int size, std::string name)
       : rank_(rank), size_(size), name_(std::move(name)) {}
-  // Sends and receives between group_start and group_end run together (no order among them), so that
-  // a pair may exchange; use GroupScope. They share one stream, and no collective stands among them.
+  // Sends and receives between group_start and group_end run together (no order among them), so
+  // that a pair may exchange; use GroupScope. They share one stream, and no collective stands among
+  // them.
   virtual void group_start() = 0;
   // Runs the group's operations, or drops them when an exception is on its way out of the scope.
   virtual void group_end(bool is_launched) = 0;
@@ -124,8 +128,8 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size,
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
                                                                      double timeout_seconds = 600);
 
-// Copies `in` to `out` on the stream (same dense element count and dtype); nothing when they are the
-// same memory.
+// Copies `in` to `out` on the stream (same dense element count and dtype); nothing when they are
+// the same memory.
 void copy_tensor(const Tensor& in, const Tensor& out, Stream& stream);
 
 }  // namespace tessera

@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-// Runs the operations of one communicator in the order of issue, though streams may reach them in any.
+// Runs the operations of one communicator in the order of issue, though streams may reach them in
+// any.
 class IssueOrder {
  public:
   std::uint64_t take_ticket() {
@@ -44,8 +45,8 @@ class IssueOrder {
   std::set<std::uint64_t> finished_;
 };
 
-// One enqueued operation or group. If its stream drops it (an earlier closure threw), the peers would
-// wait for it in vain, so the destructor ends them.
+// One enqueued operation or group. If its stream drops it (an earlier closure threw), the peers
+// would wait for it in vain, so the destructor ends them.
 class Pending {
  public:
   // `label` is the group and rank, shared with the communicator.
@@ -61,8 +62,8 @@ class Pending {
   Pending& operator=(const Pending&) = delete;
   ~Pending() {
     if (is_done_) return;
-    backend_->abort(fmt::format("[{}] {} never ran: its stream had failed before", *label_,
-                                to_string(op_)));
+    backend_->abort(
+        fmt::format("[{}] {} never ran: its stream had failed before", *label_, to_string(op_)));
     order_->finish(ticket_);
   }
 
@@ -96,7 +97,8 @@ class Pending {
 
 class HostCommunicator final : public Communicator {
  public:
-  HostCommunicator(int rank, int size, const std::string& name, std::shared_ptr<HostBackend> backend)
+  HostCommunicator(int rank, int size, const std::string& name,
+                   std::shared_ptr<HostBackend> backend)
       : Communicator(rank, size, name),
         backend_(std::move(backend)),
         order_(std::make_shared<IssueOrder>()),
@@ -113,14 +115,15 @@ class HostCommunicator final : public Communicator {
 
   void all_reduce(const Tensor& tensor, ReduceOp op, Stream& stream) override {
     check_all_reduce(*this, tensor, stream);
-    collective({HostOpKind::kAllReduce, op, tensor.dtype, -1, tensor.data, tensor.data,
-                tensor.numel()},
-               stream);
+    collective(
+        {HostOpKind::kAllReduce, op, tensor.dtype, -1, tensor.data, tensor.data, tensor.numel()},
+        stream);
   }
   void all_gather(const Tensor& in, const Tensor& out, Stream& stream) override {
     check_all_gather(*this, in, out, stream);
-    collective({HostOpKind::kAllGather, ReduceOp::kSum, in.dtype, -1, in.data, out.data, in.numel()},
-               stream);
+    collective(
+        {HostOpKind::kAllGather, ReduceOp::kSum, in.dtype, -1, in.data, out.data, in.numel()},
+        stream);
   }
   void reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, Stream& stream) override {
     check_reduce_scatter(*this, in, out, stream);
@@ -135,8 +138,8 @@ class HostCommunicator final : public Communicator {
   }
   void broadcast(const Tensor& tensor, int root, Stream& stream) override {
     check_broadcast(*this, tensor, root, stream);
-    collective({HostOpKind::kBroadcast, ReduceOp::kSum, tensor.dtype, root, tensor.data, tensor.data,
-                tensor.numel()},
+    collective({HostOpKind::kBroadcast, ReduceOp::kSum, tensor.dtype, root, tensor.data,
+                tensor.data, tensor.numel()},
                stream);
   }
   void send(const Tensor& tensor, int peer, Stream& stream) override {
@@ -228,7 +231,7 @@ class HostCommunicator final : public Communicator {
   std::shared_ptr<HostBackend> backend_;
   std::shared_ptr<IssueOrder> order_;         // shared with the enqueued operations
   std::shared_ptr<const std::string> label_;  // shared with the enqueued operations
-  std::uint64_t sequence_ = 0;         // of the last collective issued
+  std::uint64_t sequence_ = 0;                // of the last collective issued
   bool in_group_ = false;
   Stream* group_stream_ = nullptr;
   std::vector<HostOp> group_;
@@ -280,14 +283,14 @@ std::string to_string(const HostOp& op) {
     case HostOpKind::kAllToAll:
       return text + fmt::format(" ({}, {} bytes)", name_of(op.dtype), op.bytes());
     case HostOpKind::kBroadcast:
-      return text + fmt::format(" (from rank {}, {}, {} bytes)", op.peer, name_of(op.dtype),
-                                op.bytes());
+      return text +
+             fmt::format(" (from rank {}, {}, {} bytes)", op.peer, name_of(op.dtype), op.bytes());
     case HostOpKind::kSend:
-      return text + fmt::format(" (to rank {}, {}, {} bytes)", op.peer, name_of(op.dtype),
-                                op.bytes());
+      return text +
+             fmt::format(" (to rank {}, {}, {} bytes)", op.peer, name_of(op.dtype), op.bytes());
     case HostOpKind::kRecv:
-      return text + fmt::format(" (from rank {}, {}, {} bytes)", op.peer, name_of(op.dtype),
-                                op.bytes());
+      return text +
+             fmt::format(" (from rank {}, {}, {} bytes)", op.peer, name_of(op.dtype), op.bytes());
     default:
       return text;
   }

@@ -1,6 +1,6 @@
-// HostCommunicator: a Communicator for CPU streams over any way of moving bytes between ranks. It checks
-// arguments, keeps the order of issue across streams, and hands one operation at a time to its
-// HostBackend, in the thread of the operation's stream.
+// HostCommunicator: a Communicator for CPU streams over any way of moving bytes between ranks. It
+// checks arguments, keeps the order of issue across streams, and hands one operation at a time to
+// its HostBackend, in the thread of the operation's stream.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct HostOp {
   int peer = -1;  // root of a broadcast, other side of a send or receive
   const void* in = nullptr;
   void* out = nullptr;
-  std::int64_t count = 0;  // elements of one piece
+  std::int64_t count = 0;      // elements of one piece
   std::uint64_t sequence = 0;  // number of the collective in its group, from 1; 0 for send and recv
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * size_of(dtype); }
@@ -75,8 +75,8 @@ class HostBackend {
   virtual void abort(const std::string& reason) noexcept = 0;
 };
 
-// The backend is shared by the communicator and by the operations still enqueued on streams, so that
-// the communicator may be destroyed first.
+// The backend is shared by the communicator and by the operations still enqueued on streams, so
+// that the communicator may be destroyed first.
 std::unique_ptr<Communicator> make_host_communicator(int rank, int size, const std::string& name,
                                                      std::shared_ptr<HostBackend> backend);
 

@@ -44,7 +44,9 @@ int run_threads(const RunRanksOptions& options, const std::function<int(RankCont
     } else {
       groups = make_thread_communicators(size, options.collective_timeout_seconds);
     }
-    make_world = [&](const WorldSeed& seed) { return std::move(groups[static_cast<std::size_t>(seed.rank)]); };
+    make_world = [&](const WorldSeed& seed) {
+      return std::move(groups[static_cast<std::size_t>(seed.rank)]);
+    };
   }
 
   std::unique_ptr<StopSignals> signals;
@@ -66,7 +68,8 @@ int run_threads(const RunRanksOptions& options, const std::function<int(RankCont
   };
   launch::ExitDeadline deadline(options.exit_grace_seconds, [&] {
     tell();
-    fmt::print(stderr, "error: some ranks did not end within {:g} s of it; the process ends without them\n",
+    fmt::print(stderr,
+               "error: some ranks did not end within {:g} s of it; the process ends without them\n",
                options.exit_grace_seconds);
   });
   std::vector<int> codes(static_cast<std::size_t>(size));
@@ -99,23 +102,18 @@ class ExternalRank {
 
   int run(const std::function<int(RankContext&)>& body) {
     log::set_thread_rank(launch_.rank);
-    if (launch_.has_mpi) start_mpi();
+    // Ranks on GPUs need MPI only to find each other.
+    if (launch_.has_mpi && (!options_.make_world || launch_.rendezvous.empty())) start_mpi();
     connect();
     std::unique_ptr<StopSignals> signals;
     if (options_.handles_signals) signals = handle_signals();
-    launch::ExitDeadline deadline(options_.exit_grace_seconds, [&] {
-      fmt::print(stderr, "error: rank {} did not end within {:g} s of the job's failure\n", launch_.rank,
-                 options_.exit_grace_seconds);
-      std::fflush(stderr);
-      if (mpi_ != nullptr) mpi_->abort(exit_code(control_->first_failure()->kind));
-    });
-    // The watch outlives the body's own abort hook: the clock starts with the failure, not with the
-    // body's return.
-    Watch watch(*control_, deadline);
-    const WorldSeed seed{launch_.rank, launch_.world_size, launch_.local_rank, *control_};
-    int code = launch::run_rank(options_, seed, world_maker(), body);
+    int code = run_watched(body);
     const auto failure = control_->first_failure();
-    if (failure && is_ours_to_tell(*failure)) launch::tell_failure(options_, *failure);
+    if (failure && is_ours_to_tell(*failure)) {
+      // It speaks for the job: the console is not for rank 0 alone now.
+      log::set_thread_rank(-1);
+      launch::tell_failure(options_, *failure);
+    }
     control_->leave();
     if (server_ != nullptr) code = serve_to_the_end(code);
     if (mpi_ != nullptr && !failure) mpi_->finish();
@@ -145,14 +143,28 @@ class ExternalRank {
     std::thread thread_;
   };
 
+  int run_watched(const std::function<int(RankContext&)>& body) {
+    launch::ExitDeadline deadline(options_.exit_grace_seconds, [&] {
+      fmt::print(stderr, "error: rank {} did not end within {:g} s of the job's failure\n",
+                 launch_.rank, options_.exit_grace_seconds);
+      std::fflush(stderr);
+      if (mpi_ != nullptr) mpi_->abort(exit_code(control_->first_failure()->kind));
+    });
+    // The clock starts with the failure, not with the end of the body.
+    const Watch watch(*control_, deadline);
+    const WorldSeed seed{launch_.rank, launch_.world_size, launch_.local_rank, *control_};
+    return launch::run_rank(options_, seed, world_maker(), body);
+  }
+
   void start_mpi() {
     mpi_ = MpiModule::load(&mpi_problem_);
     if (mpi_ == nullptr) return;
-    CHECK_USER(mpi_->size() == launch_.world_size && mpi_->rank() == launch_.rank,
-               "[launch] {} promises {} ranks, but the MPI library of this program sees a world of {}: "
-               "mpirun and the library are of different MPI installations. Use the mpirun that belongs to "
-               "the library, or srun --mpi=pmix",
-               launch_.source, launch_.world_size, mpi_->size());
+    CHECK_USER(
+        mpi_->size() == launch_.world_size && mpi_->rank() == launch_.rank,
+        "[launch] {} promises {} ranks, but the MPI library of this program sees a world of {}: "
+        "mpirun and the library are of different MPI installations. Use the mpirun that belongs to "
+        "the library, or srun --mpi=pmix",
+        launch_.source, launch_.world_size, mpi_->size());
   }
 
   void connect() {
@@ -160,15 +172,17 @@ class ExternalRank {
     options.token = launch_.token;
     options.connect_seconds = options_.connect_seconds;
     if (launch_.is_own_child) {
-      control_ = connect_control_plane(launch_.rendezvous, launch_.rank, launch_.world_size, options);
+      control_ =
+          connect_control_plane(launch_.rendezvous, launch_.rank, launch_.world_size, options);
       return;
     }
     std::string address = launch_.rendezvous;
     if (address.empty()) {
-      CHECK_USER(mpi_ != nullptr,
-                 "[launch] {} started rank {} of {}, but the ranks cannot find each other: the MPI module "
-                 "is missing ({}). Install it, or give every rank TESSERA_RENDEZVOUS=host:port of rank 0",
-                 launch_.source, launch_.rank, launch_.world_size, mpi_problem_);
+      CHECK_USER(
+          mpi_ != nullptr,
+          "[launch] {} started rank {} of {}, but the ranks cannot find each other: the MPI module "
+          "is missing ({}). Install it, or give every rank TESSERA_RENDEZVOUS=host:port of rank 0",
+          launch_.source, launch_.rank, launch_.world_size, mpi_problem_);
       if (launch_.rank == 0) {
         server_ = std::make_unique<ControlServer>("*:0", launch_.world_size, options);
         address = server_->address();
@@ -176,8 +190,9 @@ class ExternalRank {
       address = mpi_->broadcast(address);
     } else if (launch_.rank == 0) {
       server_ = std::make_unique<ControlServer>(listening(address), launch_.world_size, options);
-      address = server_->address();
     }
+    // Rank 0 need not be able to look up its own name.
+    if (server_ != nullptr) address = local(server_->address());
     control_ = connect_control_plane(address, launch_.rank, launch_.world_size, options);
   }
 
@@ -185,6 +200,11 @@ class ExternalRank {
   static std::string listening(const std::string& address) {
     if (control::is_unix_address(address)) return address;
     return "*" + address.substr(std::min(address.rfind(':'), address.size()));
+  }
+
+  static std::string local(const std::string& address) {
+    if (control::is_unix_address(address)) return address;
+    return "127.0.0.1" + address.substr(address.rfind(':'));
   }
 
   std::unique_ptr<StopSignals> handle_signals() {
@@ -198,7 +218,9 @@ class ExternalRank {
   WorldMaker world_maker() {
     if (options_.make_world) return options_.make_world;
     if (mpi_ != nullptr) {
-      return [this](const WorldSeed&) { return mpi_->make_world(options_.collective_timeout_seconds); };
+      return [this](const WorldSeed&) {
+        return mpi_->make_world(options_.collective_timeout_seconds);
+      };
     }
     return [this](const WorldSeed& seed) {
       seed.control.barrier("start of the job", options_.connect_seconds);
@@ -206,8 +228,8 @@ class ExternalRank {
     };
   }
 
-  // Once per job: a parent tells it; otherwise the rank whose error it is, and for the loss of a rank
-  // the first that is still there.
+  // Once per job: a parent tells it; otherwise the rank whose error it is, and for the loss of a
+  // rank the first that is still there.
   bool is_ours_to_tell(const FailureReport& failure) const {
     if (launch_.is_own_child) return false;
     if (!failure.is_loss) return failure.rank == launch_.rank;
@@ -237,19 +259,23 @@ class ExternalRank {
 }  // namespace
 
 int run_ranks(const RunRanksOptions& options, const std::function<int(RankContext&)>& body) {
-  CHECK_USER(options.world_size >= 1, "[launch] {} ranks; at least 1 is needed", options.world_size);
+  CHECK_USER(options.world_size >= 1, "[launch] {} ranks; at least 1 is needed",
+             options.world_size);
   if (const auto launch = detect_launch()) {
-    CHECK_USER(launch->world_size == options.world_size,
-               "[launch] {} started {} ranks, but the configuration asks for {}. Start as many, or change "
-               "run.ranks and the layout",
-               launch->source, launch->world_size, options.world_size);
+    CHECK_USER(
+        launch->world_size == options.world_size,
+        "[launch] {} started {} ranks, but the configuration asks for {}. Start as many, or change "
+        "run.ranks and the layout",
+        launch->source, launch->world_size, options.world_size);
     return ExternalRank(options, *launch).run(body);
   }
   CHECK_USER(options.mode != LaunchMode::kExternal || options.world_size == 1,
-             "[launch] {} ranks were to be started by a launcher, but none is at work: use mpirun or srun, "
+             "[launch] {} ranks were to be started by a launcher, but none is at work: use mpirun "
+             "or srun, "
              "or set TESSERA_RANK, TESSERA_WORLD_SIZE and TESSERA_RENDEZVOUS",
              options.world_size);
-  if (options.mode == LaunchMode::kProcesses && options.world_size > 1) return launch::run_processes(options);
+  if (options.mode == LaunchMode::kProcesses && options.world_size > 1)
+    return launch::run_processes(options);
   return run_threads(options, body);
 }
 

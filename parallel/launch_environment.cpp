@@ -26,7 +26,9 @@ class Reader {
                "[launch] {} is '{}', expected a number from 0", name, text(name));
     return static_cast<int>(*value);
   }
-  int number_or(const char* name, int otherwise) const { return has(name) ? number(name) : otherwise; }
+  int number_or(const char* name, int otherwise) const {
+    return has(name) ? number(name) : otherwise;
+  }
 
  private:
   const EnvironmentReader& read_;
@@ -36,13 +38,14 @@ LaunchEnvironment read_pair(const Reader& env, const std::string& source, const 
                             const char* world_size) {
   LaunchEnvironment result;
   result.source = source;
-  CHECK_USER(env.has(rank) && env.has(world_size), "[launch] {} is set but {} is not; set both or neither",
+  CHECK_USER(env.has(rank) && env.has(world_size),
+             "[launch] {} is set but {} is not; set both or neither",
              env.has(rank) ? rank : world_size, env.has(rank) ? world_size : rank);
   result.rank = env.number(rank);
   result.world_size = env.number(world_size);
   CHECK_USER(result.world_size >= 1 && result.rank < result.world_size,
-             "[launch] {} is {} and {} is {}: the rank must be below the world size", rank, result.rank,
-             world_size, result.world_size);
+             "[launch] {} is {} and {} is {}: the rank must be below the world size", rank,
+             result.rank, world_size, result.world_size);
   return result;
 }
 
@@ -55,8 +58,8 @@ std::string slurm_rendezvous(const Reader& env) {
   if (env.number_or("SLURM_STEP_NUM_NODES", env.number_or("SLURM_NNODES", 1)) == 1) {
     return "unix:@tessera-slurm-" + slurm_step(env);
   }
-  const std::string hosts =
-      env.has("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST") : env.text("SLURM_JOB_NODELIST");
+  const std::string hosts = env.has("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST")
+                                                           : env.text("SLURM_JOB_NODELIST");
   const auto job = parse_integer(env.text("SLURM_JOB_ID")).value_or(0);
   const auto step = parse_integer(env.text("SLURM_STEP_ID")).value_or(0);
   // Below the ports that Linux hands out by itself.
@@ -73,9 +76,10 @@ std::optional<LaunchEnvironment> read_tessera(const Reader& env) {
   result.local_rank = env.number_or("TESSERA_LOCAL_RANK", result.rank);
   result.token = env.text("TESSERA_JOB_TOKEN");
   result.is_own_child = env.text("TESSERA_IS_CHILD") == "1";
-  CHECK_USER(result.world_size == 1 || env.has("TESSERA_RENDEZVOUS"),
-             "[launch] TESSERA_RENDEZVOUS is not set: give every rank the same host:port, on the machine "
-             "of rank 0");
+  CHECK_USER(
+      result.world_size == 1 || env.has("TESSERA_RENDEZVOUS"),
+      "[launch] TESSERA_RENDEZVOUS is not set: give every rank the same host:port, on the machine "
+      "of rank 0");
   return result;
 }
 
@@ -86,13 +90,14 @@ std::optional<LaunchEnvironment> read_torch_style(const Reader& env) {
   LaunchEnvironment result = read_pair(env, "RANK and WORLD_SIZE", "RANK", "WORLD_SIZE");
   result.local_rank = env.number_or("LOCAL_RANK", result.rank);
   if (result.world_size > 1 && !env.has("TESSERA_RENDEZVOUS")) {
-    CHECK_USER(env.has("MASTER_ADDR") && env.has("MASTER_PORT"),
-               "[launch] RANK and WORLD_SIZE are set but {} is not: the ranks need the address of rank 0",
-               env.has("MASTER_ADDR") ? "MASTER_PORT" : "MASTER_ADDR");
+    CHECK_USER(
+        env.has("MASTER_ADDR") && env.has("MASTER_PORT"),
+        "[launch] RANK and WORLD_SIZE are set but {} is not: the ranks need the address of rank 0",
+        env.has("MASTER_ADDR") ? "MASTER_PORT" : "MASTER_ADDR");
     // torchrun's agent keeps a server of its own on MASTER_PORT.
     const bool is_taken = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    result.rendezvous =
-        fmt::format("{}:{}", env.text("MASTER_ADDR"), env.number("MASTER_PORT") + (is_taken ? 1 : 0));
+    result.rendezvous = fmt::format("{}:{}", env.text("MASTER_ADDR"),
+                                    env.number("MASTER_PORT") + (is_taken ? 1 : 0));
   }
   result.token = env.text("TORCHELASTIC_RUN_ID");
   return result;
@@ -107,13 +112,15 @@ std::optional<LaunchEnvironment> read_mpi(const Reader& env) {
                                               : env.text("OMPI_MCA_ess_base_jobid");
     // On one machine the ranks can meet without MPI, should its module be missing.
     const bool is_one_machine =
-        env.number_or("OMPI_COMM_WORLD_LOCAL_SIZE", 0) == result->world_size && !result->token.empty();
+        env.number_or("OMPI_COMM_WORLD_LOCAL_SIZE", 0) == result->world_size &&
+        !result->token.empty();
     if (is_one_machine) {
       result->rendezvous = fmt::format("unix:@tessera-mpi-{}-{}", ::getuid(), result->token);
     }
   } else if (env.has("PMI_RANK") && env.has("PMI_SIZE")) {
     result = read_pair(env, "PMI", "PMI_RANK", "PMI_SIZE");
-    result->local_rank = env.number_or("MPI_LOCALRANKID", env.number_or("SLURM_LOCALID", result->rank));
+    result->local_rank =
+        env.number_or("MPI_LOCALRANKID", env.number_or("SLURM_LOCALID", result->rank));
   }
   if (!result) return std::nullopt;
   result->has_mpi = true;
@@ -122,6 +129,9 @@ std::optional<LaunchEnvironment> read_mpi(const Reader& env) {
       env.number("SLURM_STEP_NUM_TASKS") == result->world_size) {
     result->rendezvous = slurm_rendezvous(env);
     result->token = slurm_step(env);
+    // srun sets PMI_* for its older protocols too, under which Open MPI ends the process in
+    // MPI_Init.
+    result->has_mpi = env.has("PMIX_RANK");
   }
   return result;
 }
@@ -131,11 +141,12 @@ std::optional<LaunchEnvironment> read_slurm(const Reader& env) {
   const bool is_task = is_slurm_task(env);
   const int promised = env.number_or("SLURM_NTASKS", 1);
   const int started = is_task ? env.number("SLURM_STEP_NUM_TASKS") : 1;
-  CHECK_USER(started > 1 || promised <= 1,
-             "[launch] Slurm promises {} tasks (SLURM_NTASKS) but this process is the only one: start it "
-             "with srun inside the job, or ask Slurm for one task per job (--ntasks=1); to run alone on "
-             "purpose, set TESSERA_RANK=0 TESSERA_WORLD_SIZE=1",
-             promised);
+  CHECK_USER(
+      started > 1 || promised <= 1,
+      "[launch] Slurm promises {} tasks (SLURM_NTASKS) but this process is the only one: start it "
+      "with srun inside the job, or ask Slurm for one task per job (--ntasks=1); to run alone on "
+      "purpose, set TESSERA_RANK=0 TESSERA_WORLD_SIZE=1",
+      promised);
   if (!is_task) return std::nullopt;
   LaunchEnvironment result = read_pair(env, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
   result.local_rank = env.number_or("SLURM_LOCALID", result.rank);

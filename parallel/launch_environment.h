@@ -23,11 +23,12 @@ struct LaunchEnvironment {
 
 using EnvironmentReader = std::function<const char*(const char* name)>;
 
-// Reads, in this order: TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK, TESSERA_RENDEZVOUS; RANK,
-// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; MPI's (OMPI_COMM_WORLD_*, PMI_*); SLURM_*. The
-// first that is there decides. Nothing if no launcher is at work, or it started a single task.
-// kUser in words if the variables contradict each other, lack one, or promise several tasks while this
-// process is the only one. TESSERA_RENDEZVOUS overrides the address of every launcher.
+// Reads, in this order: TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK, TESSERA_RENDEZVOUS;
+// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; MPI's (OMPI_COMM_WORLD_*, PMI_*);
+// SLURM_*. The first that is there decides. Nothing if no launcher is at work, or it started a
+// single task. kUser in words if the variables contradict each other, lack one, or promise several
+// tasks while this process is the only one. TESSERA_RENDEZVOUS overrides the address of every
+// launcher.
 std::optional<LaunchEnvironment> detect_launch(const EnvironmentReader& read);
 std::optional<LaunchEnvironment> detect_launch();  // of this process
 

@@ -85,12 +85,13 @@ std::vector<int> mesh_members(const MeshShape& shape, const MeshCoordinate& coor
 ProcessMesh::ProcessMesh(std::unique_ptr<Communicator> world, const MeshShape& shape)
     : shape_(shape), world_(std::move(world)) {
   check_shape(shape);
-  CHECK_USER(world_->size() == shape.size(),
-             "[mesh] the layout pipeline {} x data {} x context {} x tensor {} needs {} ranks, but "
-             "there are {}. Change parallel.tensor, parallel.pipeline or parallel.context, or start "
-             "{} ranks",
-             shape.pipeline, shape.data, shape.context, shape.tensor, shape.size(), world_->size(),
-             shape.size());
+  CHECK_USER(
+      world_->size() == shape.size(),
+      "[mesh] the layout pipeline {} x data {} x context {} x tensor {} needs {} ranks, but "
+      "there are {}. Change parallel.tensor, parallel.pipeline or parallel.context, or start "
+      "{} ranks",
+      shape.pipeline, shape.data, shape.context, shape.tensor, shape.size(), world_->size(),
+      shape.size());
   coordinate_ = coordinate_of(shape, world_->rank());
   const auto group = [&](const char* name, std::initializer_list<MeshAxis> axes) {
     return world_->subgroup(mesh_members(shape_, coordinate_, axes), name);

@@ -1,5 +1,5 @@
-// ProcessMesh: the ranks of a job as a grid pp x dp x cp x tp, tp fastest, with a communicator per axis
-// and per product of axes that is reduced over.
+// ProcessMesh: the ranks of a job as a grid pp x dp x cp x tp, tp fastest, with a communicator per
+// axis and per product of axes that is reduced over.
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// A group on the meta device: one process plans for any rank of any world, so arguments are checked and
-// nothing moves.
+// A group on the meta device: one process plans for any rank of any world, so arguments are checked
+// and nothing moves.
 #include "parallel/collective_checks.h"
 
 namespace tessera {

@@ -57,7 +57,8 @@ std::string MpiModule::broadcast(const std::string& text) {
   CHECK(text.size() < kBroadcastBytes, "[mpi] {} bytes are too many to broadcast", text.size());
   std::memcpy(buffer, text.data(), text.size());
   char words[MpiModuleTable::kProblemBytes] = {};
-  if (table_->broadcast(buffer, kBroadcastBytes, words) != 0) throw Error(ErrorKind::kTransient, words);
+  if (table_->broadcast(buffer, kBroadcastBytes, words) != 0)
+    throw Error(ErrorKind::kTransient, words);
   return buffer;
 }
 

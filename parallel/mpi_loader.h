@@ -1,5 +1,5 @@
-// The MPI module: a shared library beside the program that is loaded when a launcher with MPI started
-// it, so that the program itself starts where libmpi is missing.
+// The MPI module: a shared library beside the program that is loaded when a launcher with MPI
+// started it, so that the program itself starts where libmpi is missing.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// What the module exports, as `const MpiModuleTable* tessera_mpi_module()` with C linkage. Functions
-// that can fail return 0 or put words into `problem`, which holds kProblemBytes.
+// What the module exports, as `const MpiModuleTable* tessera_mpi_module()` with C linkage.
+// Functions that can fail return 0 or put words into `problem`, which holds kProblemBytes.
 struct MpiModuleTable {
   static constexpr int kVersion = 1;
   static constexpr std::size_t kProblemBytes = 1024;
@@ -31,9 +31,9 @@ struct MpiModuleTable {
 
 class MpiModule {
  public:
-  // Looks for libtessera_mpi.so at $TESSERA_MPI_MODULE, beside the program and in ../lib from there.
-  // Null with the reason in `problem` if it or libmpi is missing. The module stays loaded for the life
-  // of the process.
+  // Looks for libtessera_mpi.so at $TESSERA_MPI_MODULE, beside the program and in ../lib from
+  // there. Null with the reason in `problem` if it or libmpi is missing. The module stays loaded
+  // for the life of the process.
   static std::unique_ptr<MpiModule> load(std::string* problem);
 
   int rank() const { return rank_; }

@@ -99,14 +99,15 @@ pid_t start_child(int rank, char* const* arguments, char* const* environment) {
 void explain_end(ControlServer& server, int rank, pid_t process, int status) {
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);
-    const bool is_crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS || signal == SIGFPE ||
-                          signal == SIGILL;
-    server.report_error(rank, is_crash ? ErrorKind::kInternal : ErrorKind::kTransient,
-                        fmt::format("[launch] rank {} (process {}) was ended by {}{}", rank, process,
-                                    signal_name(signal),
-                                    signal == SIGKILL ? "; if nobody killed it, the kernel may have run out "
-                                                        "of memory (see dmesg)"
-                                                      : ""));
+    const bool is_crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS ||
+                          signal == SIGFPE || signal == SIGILL;
+    server.report_error(
+        rank, is_crash ? ErrorKind::kInternal : ErrorKind::kTransient,
+        fmt::format("[launch] rank {} (process {}) was ended by {}{}", rank, process,
+                    signal_name(signal),
+                    signal == SIGKILL ? "; if nobody killed it, the kernel may have run out "
+                                        "of memory (see dmesg)"
+                                      : ""));
     return;
   }
   const int code = WEXITSTATUS(status);
@@ -115,9 +116,10 @@ void explain_end(ControlServer& server, int rank, pid_t process, int status) {
                          : code == 2 ? ErrorKind::kUser
                          : code == 3 ? ErrorKind::kInternal
                                      : ErrorKind::kTransient;
-  server.report_error(rank, kind,
-                      fmt::format("[launch] rank {} (process {}) ended with exit code {} and gave no reason",
-                                  rank, process, code));
+  server.report_error(
+      rank, kind,
+      fmt::format("[launch] rank {} (process {}) ended with exit code {} and gave no reason", rank,
+                  process, code));
 }
 
 }  // namespace
@@ -126,8 +128,9 @@ int run_processes(const RunRanksOptions& options) {
   ControlOptions control_options;
   control_options.token = random_token();
   control_options.connect_seconds = options.connect_seconds;
-  ControlServer server(fmt::format("unix:@tessera-{}-{}", getpid(), control_options.token.substr(0, 8)),
-                       options.world_size, control_options);
+  ControlServer server(
+      fmt::format("unix:@tessera-{}-{}", getpid(), control_options.token.substr(0, 8)),
+      options.world_size, control_options);
 
   std::atomic<int> interrupts = 0;
   std::unique_ptr<StopSignals> signals;
@@ -177,7 +180,8 @@ int run_processes(const RunRanksOptions& options) {
   int largest_code = 0;
   double kill_at = 0;  // once the job has failed
   const auto is_any_running = [&] {
-    return std::any_of(children.begin(), children.end(), [](const Child& child) { return child.is_running; });
+    return std::any_of(children.begin(), children.end(),
+                       [](const Child& child) { return child.is_running; });
   };
   while (is_any_running()) {
     for (std::size_t rank = 0; rank < children.size(); ++rank) {

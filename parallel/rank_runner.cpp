@@ -62,7 +62,8 @@ int run_rank(const RunRanksOptions&, const WorldSeed& seed,
   int code = 0;
   try {
     context.world = make_world(seed);
-    // A handle, because the body may hand its group on (to a ProcessMesh) and lose it on the way out.
+    // A handle, because the body may hand its group on (to a ProcessMesh) and lose it on the way
+    // out.
     control.on_abort([abort = context.world->abort_handle()](const FailureReport& failure) {
       abort(failure.rank >= 0 && !failure.is_loss
                 ? fmt::format("rank {}: {}", failure.rank, failure.text)
@@ -108,7 +109,8 @@ void ExitDeadline::arm(int exit_code) {
 void ExitDeadline::run() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return is_over_ || exit_code_.has_value(); });
-  if (changed_.wait_for(lock, std::chrono::duration<double>(seconds_), [&] { return is_over_; })) return;
+  if (changed_.wait_for(lock, std::chrono::duration<double>(seconds_), [&] { return is_over_; }))
+    return;
   const int code = *exit_code_;
   lock.unlock();
   on_expiry_();

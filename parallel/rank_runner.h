@@ -14,13 +14,14 @@
 namespace tessera::launch {
 
 // Runs `body` as one rank: makes its group, turns an error into the job's failure and a failure of
-// another rank into an abort here, and holds the rank until all have finished. Returns the exit code.
+// another rank into an abort here, and holds the rank until all have finished. Returns the exit
+// code.
 int run_rank(const RunRanksOptions& options, const WorldSeed& seed,
              const std::function<std::unique_ptr<Communicator>(const WorldSeed&)>& make_world,
              const std::function<int(RankContext&)>& body);
 
-// Ends the process by force when it is still there some time after arm(): a rank may be stuck where no
-// abort reaches it.
+// Ends the process by force when it is still there some time after arm(): a rank may be stuck where
+// no abort reaches it.
 class ExitDeadline {
  public:
   // `on_expiry` runs first, in the deadline's thread; it may print.
@@ -44,7 +45,8 @@ class ExitDeadline {
 // Prints or hands on the job's failure as the options say.
 void tell_failure(const RunRanksOptions& options, const FailureReport& failure);
 
-// Starts options.world_size processes of this program and waits for them. Never returns to the body.
+// Starts options.world_size processes of this program and waits for them. Never returns to the
+// body.
 int run_processes(const RunRanksOptions& options);
 
 }  // namespace tessera::launch

@@ -52,14 +52,15 @@ void reduce_typed(std::span<const void* const> inputs, std::span<void* const> ou
     }
     for (std::int64_t i = 0; i < n; ++i) rounded[i] = static_cast<T>(acc[i]);
     for (void* output : outputs) {
-      std::memcpy(static_cast<T*>(output) + begin, rounded, static_cast<std::size_t>(n) * sizeof(T));
+      std::memcpy(static_cast<T*>(output) + begin, rounded,
+                  static_cast<std::size_t>(n) * sizeof(T));
     }
   }
 }
 
 template <typename T, typename Acc>
-void reduce_dtype(ReduceOp op, std::span<const void* const> inputs,
-                  std::span<void* const> outputs, std::int64_t count) {
+void reduce_dtype(ReduceOp op, std::span<const void* const> inputs, std::span<void* const> outputs,
+                  std::int64_t count) {
   if (op == ReduceOp::kSum) {
     reduce_typed<T, Acc, Sum>(inputs, outputs, count);
   } else {
@@ -89,7 +90,8 @@ void reduce_in_rank_order(DType dtype, ReduceOp op, std::span<const void* const>
 }
 
 ElementRange slice_of(std::int64_t count, std::size_t element_bytes, int part, int parts) {
-  const std::int64_t unit = std::max<std::int64_t>(1, kCacheLine / static_cast<std::int64_t>(element_bytes));
+  const std::int64_t unit =
+      std::max<std::int64_t>(1, kCacheLine / static_cast<std::int64_t>(element_bytes));
   const std::int64_t units = (count + unit - 1) / unit;
   ElementRange range;
   range.begin = std::min(count, units * part / parts * unit);

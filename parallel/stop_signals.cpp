@@ -50,14 +50,15 @@ struct StopSignals::State {
   }
 };
 
-StopSignals::StopSignals(std::function<void(int, int)> on_signal) : state_(std::make_unique<State>()) {
+StopSignals::StopSignals(std::function<void(int, int)> on_signal)
+    : state_(std::make_unique<State>()) {
   state_->on_signal = std::move(on_signal);
   CHECK(pipe2(state_->ends, O_CLOEXEC) == 0, "[signals] no pipe: {}", strerror(errno));
   int none = -1;
   CHECK(pipe_end.compare_exchange_strong(none, state_->ends[1]),
         "[signals] the signals already have a handler");
   state_->thread = std::thread([state = state_.get()] { state->run(); });
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {

@@ -65,7 +65,8 @@ class PlainStream : public ByteStream {
 // Several gzip members one behind the other (as parallel compressors write) are one stream.
 class GzipStream : public ByteStream {
  public:
-  explicit GzipStream(const std::filesystem::path& path) : path_(path), file_(path, 0), in_(kChunk) {
+  explicit GzipStream(const std::filesystem::path& path)
+      : path_(path), file_(path, 0), in_(kChunk) {
     // 16 + 15: gzip header with the largest window.
     CHECK(inflateInit2(&state_, 16 + 15) == Z_OK, "[data] zlib could not be started");
   }
@@ -188,10 +189,11 @@ std::unique_ptr<ByteStream> open_stream(const std::filesystem::path& path, std::
 #if TESSERA_WITH_ZSTD
       return std::make_unique<ZstdStream>(path);
 #else
-      TESSERA_FAIL(ErrorKind::kUser,
-                   "[data] {} is Zstandard data and this build has no libzstd; unpack it, or install "
-                   "libzstd-dev and build again",
-                   path.string());
+      TESSERA_FAIL(
+          ErrorKind::kUser,
+          "[data] {} is Zstandard data and this build has no libzstd; unpack it, or install "
+          "libzstd-dev and build again",
+          path.string());
 #endif
   }
   TESSERA_FAIL(ErrorKind::kInternal, "[data] unknown compression");

@@ -113,14 +113,30 @@ std::string JsonReader::read_string() {
     if (next_ >= text_.size()) throw JsonProblem(start, "the string that starts here does not end");
     const char escape = text_[next_++];
     switch (escape) {
-      case '"': out += '"'; break;
-      case '\\': out += '\\'; break;
-      case '/': out += '/'; break;
-      case 'b': out += '\b'; break;
-      case 'f': out += '\f'; break;
-      case 'n': out += '\n'; break;
-      case 'r': out += '\r'; break;
-      case 't': out += '\t'; break;
+      case '"':
+        out += '"';
+        break;
+      case '\\':
+        out += '\\';
+        break;
+      case '/':
+        out += '/';
+        break;
+      case 'b':
+        out += '\b';
+        break;
+      case 'f':
+        out += '\f';
+        break;
+      case 'n':
+        out += '\n';
+        break;
+      case 'r':
+        out += '\r';
+        break;
+      case 't':
+        out += '\t';
+        break;
       case 'u': {
         std::uint32_t code = read_hex4();
         if (code >= 0xD800 && code <= 0xDBFF && text_.substr(next_, 2) == "\\u") {
@@ -159,11 +175,12 @@ std::int32_t JsonReader::read_int32() {
   const std::size_t digits = next_;
   std::int64_t value = 0;
   while (next_ < text_.size() && is_digit(text_[next_])) {
-    if (value <= std::numeric_limits<std::int32_t>::max()) value = value * 10 + (text_[next_] - '0');
+    if (value <= std::numeric_limits<std::int32_t>::max())
+      value = value * 10 + (text_[next_] - '0');
     ++next_;
   }
-  const bool more = next_ < text_.size() &&
-                    (text_[next_] == '.' || text_[next_] == 'e' || text_[next_] == 'E');
+  const bool more =
+      next_ < text_.size() && (text_[next_] == '.' || text_[next_] == 'e' || text_[next_] == 'E');
   if (next_ == digits || more || value > std::numeric_limits<std::int32_t>::max()) {
     next_ = start;
     std::size_t end = start;
@@ -246,9 +263,9 @@ std::string_view JsonReader::skip_value() {
         ++next_;
       }
       const std::string_view word = text_.substr(from, next_ - from);
-      const bool is_number =
-          !word.empty() && is_digit(word[word[0] == '-' && word.size() > 1 ? 1 : 0]) &&
-          word.find_first_not_of("0123456789+-.eE") == std::string_view::npos;
+      const bool is_number = !word.empty() &&
+                             is_digit(word[word[0] == '-' && word.size() > 1 ? 1 : 0]) &&
+                             word.find_first_not_of("0123456789+-.eE") == std::string_view::npos;
       if (!is_number && word != "true" && word != "false" && word != "null" && word != "NaN" &&
           word != "Infinity" && word != "-Infinity") {
         next_ = from;

@@ -1,5 +1,5 @@
-// A pull parser over one JSON value (RFC 8259) held in memory. Records are read field by field without
-// building a tree: rows of token ids are most of what passes through here.
+// A pull parser over one JSON value (RFC 8259) held in memory. Records are read field by field
+// without building a tree: rows of token ids are most of what passes through here.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ class JsonReader {
   // A lone surrogate (\ud83e) becomes U+FFFD; all other escapes are exact, \u0000 included.
   std::string read_string();
 
-  // [1, 2, 3]; numbers must be integers of at most 32 bits. true and false count as 1 and 0, as some
-  // tools write masks.
+  // [1, 2, 3]; numbers must be integers of at most 32 bits. true and false count as 1 and 0, as
+  // some tools write masks.
   void read_integers(std::vector<std::int32_t>& out);
 
   bool consume_null();

@@ -1,5 +1,5 @@
-// Lines of a byte stream. Only "\n" and "\r\n" end a line (U+2028 and a lone "\r" do not); a byte order
-// mark at the start is skipped, and UTF-16 is refused by name.
+// Lines of a byte stream. Only "\n" and "\r\n" end a line (U+2028 and a lone "\r" do not); a byte
+// order mark at the start is skipped, and UTF-16 is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class LineReader {
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;
   std::size_t next_ = 0;
-  std::int64_t position_ = 0;        // bytes consumed, from `begin`
+  std::int64_t position_ = 0;     // bytes consumed, from `begin`
   std::int64_t length_ = kToEnd;  // lines start before this position
   std::int64_t line_ = 0;
   bool continued_ = false;

@@ -71,8 +71,8 @@ void check_columns(const ColumnNames& columns) {
     if (std::find(known.begin(), known.end(), ours) != known.end()) continue;
     const auto near = nearest_name(ours, known);
     TESSERA_FAIL(ErrorKind::kUser,
-                 "[data] columns names \"{}\" (for \"{}\" in the file), expected {}{}", ours, theirs,
-                 join_choices(known), near ? fmt::format("; did you mean {}?", *near) : "");
+                 "[data] columns names \"{}\" (for \"{}\" in the file), expected {}{}", ours,
+                 theirs, join_choices(known), near ? fmt::format("; did you mean {}?", *near) : "");
   }
 }
 

@@ -16,8 +16,9 @@ struct Record {
 
   std::string text;
 
-  // kTokens. Padding (attention_mask 0) is removed. `starts` holds the first position of each document
-  // in the row: position_ids that do not continue, or another number in attention_mask, start one.
+  // kTokens. Padding (attention_mask 0) is removed. `starts` holds the first position of each
+  // document in the row: position_ids that do not continue, or another number in attention_mask,
+  // start one.
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> labels;  // empty: no labels given
   std::vector<std::int64_t> starts;  // ascending from 0; empty only for an empty row

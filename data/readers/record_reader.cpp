@@ -45,7 +45,8 @@ class LineRecords : public RecordReader {
   LineReader lines_;
 };
 
-// Whole texts: the file, the parts between <|endoftext|> marks, or paragraphs. Line ends become "\n".
+// Whole texts: the file, the parts between <|endoftext|> marks, or paragraphs. Line ends become
+// "\n".
 class TextRecords : public RecordReader {
  public:
   TextRecords(const FileRange& range, std::size_t max_piece, bool by_paragraph)
@@ -162,7 +163,8 @@ class ObjectRecords : public RecordReader {
       CHECK_USER(c != '\0', "[data] {} ends before its array is closed", range_.file.path.string());
       if (c == ']') {
         is_closed_ = true;
-        CHECK_USER(next_char() == '\0', "[data] {}: more text follows the end of the array", here());
+        CHECK_USER(next_char() == '\0', "[data] {}: more text follows the end of the array",
+                   here());
         return false;
       }
     } else if (c == '\0') {
@@ -254,13 +256,19 @@ class ObjectRecords : public RecordReader {
 std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t max_piece) {
   switch (range.file.format) {
     case FileFormat::kLines:
-    case FileFormat::kJsonLines: return std::make_unique<LineRecords>(range);
-    case FileFormat::kText: return std::make_unique<TextRecords>(range, max_piece, false);
-    case FileFormat::kParagraphs: return std::make_unique<TextRecords>(range, max_piece, true);
-    case FileFormat::kJsonArray: return std::make_unique<ObjectRecords>(range, true);
-    case FileFormat::kJsonObject: return std::make_unique<ObjectRecords>(range, false);
+    case FileFormat::kJsonLines:
+      return std::make_unique<LineRecords>(range);
+    case FileFormat::kText:
+      return std::make_unique<TextRecords>(range, max_piece, false);
+    case FileFormat::kParagraphs:
+      return std::make_unique<TextRecords>(range, max_piece, true);
+    case FileFormat::kJsonArray:
+      return std::make_unique<ObjectRecords>(range, true);
+    case FileFormat::kJsonObject:
+      return std::make_unique<ObjectRecords>(range, false);
     case FileFormat::kTokens:
-    case FileFormat::kMegatron: break;
+    case FileFormat::kMegatron:
+      break;
   }
   TESSERA_FAIL(ErrorKind::kInternal, "[data] {} is not read record by record",
                range.file.path.string());

@@ -1,5 +1,5 @@
-// Cuts a file into raw records without looking into them, so that workers can parse and tokenise them
-// in parallel and in order.
+// Cuts a file into raw records without looking into them, so that workers can parse and tokenise
+// them in parallel and in order.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct RawRecord {
   bool ends_document = true;
 };
 
-// Part of a plain file: the lines whose first byte is in [begin, end). Only JSON lines and `lines` can
-// be cut into ranges; every other file is one range.
+// Part of a plain file: the lines whose first byte is in [begin, end). Only JSON lines and `lines`
+// can be cut into ranges; every other file is one range.
 struct FileRange {
   SourceFile file;
   std::int64_t begin = 0;
@@ -29,7 +29,7 @@ struct FileRange {
 class RecordReader {
  public:
   virtual ~RecordReader() = default;
-  virtual bool next(RawRecord& record) = 0;  // false at the end
+  virtual bool next(RawRecord& record) = 0;   // false at the end
   virtual std::int64_t position() const = 0;  // stored bytes read so far, for progress
 };
 

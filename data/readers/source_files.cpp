@@ -106,8 +106,8 @@ FileFormat detect_format(const fs::path& path) {
   if (is_one_of(extension, kJsonNames)) return json_layout(path);
   if (extension == ".tokens") return FileFormat::kTokens;
   if (is_megatron(path)) return FileFormat::kMegatron;
-  CHECK_USER(extension != ".bin", "[data] {} has no .idx file beside it, expected {}", path.string(),
-             fs::path(path).replace_extension(".idx").string());
+  CHECK_USER(extension != ".bin", "[data] {} has no .idx file beside it, expected {}",
+             path.string(), fs::path(path).replace_extension(".idx").string());
   CHECK_USER(extension != ".parquet" && extension != ".arrow" && extension != ".csv" &&
                  extension != ".tsv",
              "[data] {} is a {} file, which this build cannot read; convert it to JSON lines",
@@ -153,21 +153,21 @@ std::vector<fs::path> files_in(const fs::path& folder, const std::string& format
       continue;
     }
     if (!entry->is_regular_file()) continue;
-    const bool wanted = format == "tokens" ? entry->path().extension() == ".tokens"
-                        : format == "megatron"
-                            ? is_megatron(entry->path())
-                            : has_known_name(entry->path());
+    const bool wanted = format == "tokens"     ? entry->path().extension() == ".tokens"
+                        : format == "megatron" ? is_megatron(entry->path())
+                                               : has_known_name(entry->path());
     if (wanted) {
       files.push_back(entry->path());
     } else if (others.size() < 5) {
       others.push_back(name);
     }
   }
-  CHECK_USER(!files.empty(),
-             "[data] folder {} holds no file of a known name (.txt, .md, .jsonl, .json, .tokens, .bin "
-             "with .idx; also .gz and .zst){}",
-             folder.string(),
-             others.empty() ? "" : "; it holds " + join_choices(others) + ": name them by a pattern");
+  CHECK_USER(
+      !files.empty(),
+      "[data] folder {} holds no file of a known name (.txt, .md, .jsonl, .json, .tokens, .bin "
+      "with .idx; also .gz and .zst){}",
+      folder.string(),
+      others.empty() ? "" : "; it holds " + join_choices(others) + ": name them by a pattern");
   return files;
 }
 
@@ -175,7 +175,8 @@ std::vector<fs::path> files_matching(const std::string& pattern) {
   glob_t found{};
   const int code = ::glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found);
   std::vector<fs::path> files;
-  for (std::size_t i = 0; code == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
+  for (std::size_t i = 0; code == 0 && i < found.gl_pathc; ++i)
+    files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
   CHECK_USER(!files.empty(), "[data] no file matches {}", pattern);
   return files;
@@ -185,14 +186,22 @@ std::vector<fs::path> files_matching(const std::string& pattern) {
 
 const char* name_of(FileFormat format) {
   switch (format) {
-    case FileFormat::kText: return "text";
-    case FileFormat::kLines: return "lines";
-    case FileFormat::kParagraphs: return "paragraphs";
-    case FileFormat::kJsonLines: return "JSON lines";
-    case FileFormat::kJsonArray: return "JSON array";
-    case FileFormat::kJsonObject: return "JSON object";
-    case FileFormat::kTokens: return "tokens";
-    case FileFormat::kMegatron: return "Megatron";
+    case FileFormat::kText:
+      return "text";
+    case FileFormat::kLines:
+      return "lines";
+    case FileFormat::kParagraphs:
+      return "paragraphs";
+    case FileFormat::kJsonLines:
+      return "JSON lines";
+    case FileFormat::kJsonArray:
+      return "JSON array";
+    case FileFormat::kJsonObject:
+      return "JSON object";
+    case FileFormat::kTokens:
+      return "tokens";
+    case FileFormat::kMegatron:
+      return "Megatron";
   }
   return "?";
 }

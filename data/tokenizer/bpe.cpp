@@ -61,18 +61,22 @@ BpeModel::BpeModel(BpeConfig config, std::string_view file)
   for (const auto& [text, id] : config.vocabulary) bytes += text.size();
   vocabulary_.reserve(config.vocabulary.size(), bytes);
   for (const auto& [text, id] : config.vocabulary) {
-    CHECK_USER(id >= 0, "[tokenizer] {}: token \"{}\" has the id {}; ids start at 0", file, text, id);
-    CHECK_USER(!vocabulary_.text_of(id), "[tokenizer] {}: tokens \"{}\" and \"{}\" both have the id {}",
-               file, *vocabulary_.text_of(id), text, id);
+    CHECK_USER(id >= 0, "[tokenizer] {}: token \"{}\" has the id {}; ids start at 0", file, text,
+               id);
+    CHECK_USER(!vocabulary_.text_of(id),
+               "[tokenizer] {}: tokens \"{}\" and \"{}\" both have the id {}", file,
+               *vocabulary_.text_of(id), text, id);
     vocabulary_.add(text, id);
   }
   byte_ids_.fill(-1);
   fallback_ids_.fill(-1);
   for (const auto& [text, id] : config.vocabulary) {
-    if (const int byte = fallback_byte(text); byte >= 0) fallback_ids_[static_cast<std::size_t>(byte)] = id;
+    if (const int byte = fallback_byte(text); byte >= 0)
+      fallback_ids_[static_cast<std::size_t>(byte)] = id;
   }
   for (std::size_t byte = 0; byte < 256; ++byte) {
-    byte_ids_[byte] = vocabulary_.id_of(ByteAlphabet::instance().text(static_cast<unsigned char>(byte)));
+    byte_ids_[byte] =
+        vocabulary_.id_of(ByteAlphabet::instance().text(static_cast<unsigned char>(byte)));
   }
   const auto is_known = [](std::int32_t id) { return id >= 0; };
   has_all_fallbacks_ = std::all_of(fallback_ids_.begin(), fallback_ids_.end(), is_known);
@@ -99,7 +103,8 @@ void BpeModel::build_merges(const BpeConfig& config, std::string_view file) {
   merged_by_rank_.reserve(config.merges.size());
   const auto require = [&](std::string_view token, std::size_t rank) {
     const std::int32_t id = vocabulary_.id_of(token);
-    CHECK_USER(id >= 0, "[tokenizer] {}: merge {} makes or uses \"{}\", which is not in the vocabulary",
+    CHECK_USER(id >= 0,
+               "[tokenizer] {}: merge {} makes or uses \"{}\", which is not in the vocabulary",
                file, rank, token);
     return id;
   };
@@ -227,7 +232,8 @@ void BpeModel::for_each_segment(std::string_view word, Sink&& sink) const {
   sink(begin, word.size());
 }
 
-void BpeModel::encode(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const {
+void BpeModel::encode(std::string_view word, Scratch& scratch,
+                      std::vector<std::int32_t>& ids) const {
   if (word.empty()) return;
   if (cuts_ && ignore_merges_) {
     if (const std::int32_t id = vocabulary_.id_of(word); id >= 0) return ids.push_back(id);
@@ -262,7 +268,8 @@ void BpeModel::encode(std::string_view word, Scratch& scratch, std::vector<std::
   for (std::size_t i = first; i < ids.size() && is_fixed; ++i) {
     const std::uint32_t length = lengths_[static_cast<std::size_t>(ids[i])];
     is_fixed = length > 0;
-    spans.emplace_back(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(begin + length));
+    spans.emplace_back(static_cast<std::uint32_t>(begin),
+                       static_cast<std::uint32_t>(begin + length));
     begin += length;
   }
   if (is_fixed && begin == word.size()) return;
@@ -420,7 +427,8 @@ void BpeModel::merge_long(Scratch& scratch) const {
   }
   std::make_heap(queue.begin(), queue.end(), std::greater<>());
   const auto renew = [&](std::uint32_t at) {
-    const Pair* pair = next[at] == kNone ? nullptr : find_pair(symbols[at].id, symbols[next[at]].id);
+    const Pair* pair =
+        next[at] == kNone ? nullptr : find_pair(symbols[at].id, symbols[next[at]].id);
     ranks[at] = pair != nullptr ? pair->rank : kNoRank;
     if (pair == nullptr) return;
     queue.push_back(static_cast<std::uint64_t>(pair->rank) << 32 | at);

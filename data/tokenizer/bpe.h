@@ -87,16 +87,16 @@ class BpeModel {
   void merge_long(Scratch& scratch) const;
 
   Vocabulary vocabulary_;
-  Vocabulary words_;                     // byte mode: raw bytes of each token
-  std::vector<std::uint32_t> lengths_;   // bytes of input a token stands for; 0: not fixed
-  std::vector<Pair> pairs_;              // open addressing, a power of two
+  Vocabulary words_;                    // byte mode: raw bytes of each token
+  std::vector<std::uint32_t> lengths_;  // bytes of input a token stands for; 0: not fixed
+  std::vector<Pair> pairs_;             // open addressing, a power of two
   std::vector<std::int32_t> merged_by_rank_;
-  std::vector<std::uint32_t> byte_pair_ranks_;    // byte mode: rank of [first byte][second byte]
-  std::array<std::int32_t, 256> byte_ids_;        // of a byte's character in GPT-2's alphabet
-  std::array<std::int32_t, 256> fallback_ids_;    // of <0xNN>
-  std::vector<std::int32_t> character_pages_;     // id of a code point's own token, or -1
+  std::vector<std::uint32_t> byte_pair_ranks_;  // byte mode: rank of [first byte][second byte]
+  std::array<std::int32_t, 256> byte_ids_;      // of a byte's character in GPT-2's alphabet
+  std::array<std::int32_t, 256> fallback_ids_;  // of <0xNN>
+  std::vector<std::int32_t> character_pages_;   // id of a code point's own token, or -1
   std::vector<std::uint16_t> character_index_;
-  std::vector<std::uint64_t> joins_;              // bit set: code points that a merge joins
+  std::vector<std::uint64_t> joins_;  // bit set: code points that a merge joins
   std::int32_t unk_id_ = -1;
   std::string prefix_;
   std::string suffix_;
@@ -107,7 +107,7 @@ class BpeModel {
   bool has_all_bytes_ = false;
   bool has_all_fallbacks_ = false;
   bool encodes_bytes_ = false;
-  bool cuts_ = false;                    // words may be cut where no merge can join
+  bool cuts_ = false;  // words may be cut where no merge can join
 };
 
 }  // namespace tessera

@@ -8,7 +8,8 @@ ByteAlphabet::ByteAlphabet() {
   byte_of_.fill(-1);
   char32_t next = 256;
   for (int byte = 0; byte < 256; ++byte) {
-    const bool is_printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+    const bool is_printable =
+        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
     const char32_t c = is_printable ? static_cast<char32_t>(byte) : next++;
     text_[static_cast<std::size_t>(byte)] = utf8::encode(c);
     byte_of_[c] = static_cast<short>(byte);

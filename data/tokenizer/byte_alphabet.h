@@ -1,5 +1,5 @@
-// GPT-2's printable alphabet for bytes: each byte has one code point below U+0144 that stands for it
-// in the vocabulary of a byte-level tokenizer (bytes_to_unicode of the GPT-2 encoder).
+// GPT-2's printable alphabet for bytes: each byte has one code point below U+0144 that stands for
+// it in the vocabulary of a byte-level tokenizer (bytes_to_unicode of the GPT-2 encoder).
 #pragma once
 
 #include <array>

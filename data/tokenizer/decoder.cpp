@@ -166,7 +166,8 @@ class WordSuffix final : public DecoderStep {
 
 class WordPiece final : public DecoderStep {
  public:
-  WordPiece(std::string prefix, bool cleans_up) : prefix_(std::move(prefix)), cleans_up_(cleans_up) {}
+  WordPiece(std::string prefix, bool cleans_up)
+      : prefix_(std::move(prefix)), cleans_up_(cleans_up) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       std::string& token = tokens[i];
@@ -184,9 +185,9 @@ class WordPiece final : public DecoderStep {
 
  private:
   static constexpr std::pair<std::string_view, std::string_view> kCleanUp[] = {
-      {" .", "."},     {" ?", "?"},     {" !", "!"},           {" ,", ","},
-      {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"},         {" do not", " don't"},
-      {" 's", "'s"},   {" 've", "'ve"}, {" 're", "'re"},
+      {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
   };
   std::string prefix_;
   bool cleans_up_;
@@ -219,7 +220,8 @@ void add_steps(const nlohmann::json& spec, std::string_view file,
   } else if (type == "BPEDecoder") {
     steps.push_back(std::make_unique<WordSuffix>(fields.string("suffix")));
   } else if (type == "WordPiece") {
-    steps.push_back(std::make_unique<WordPiece>(fields.string("prefix"), fields.boolean("cleanup")));
+    steps.push_back(
+        std::make_unique<WordPiece>(fields.string("prefix"), fields.boolean("cleanup")));
   } else {
     fields.refuse_type();
   }

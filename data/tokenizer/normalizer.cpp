@@ -30,7 +30,9 @@ class UnicodeForm final : public NormalizerStep {
  public:
   explicit UnicodeForm(NormalForm form) : normalizer_(form) {}
   bool leaves(std::string_view text) const override { return normalizer_.is_normal(text); }
-  void apply(const TextView& from, TextBuffer& to) const override { normalizer_.normalize(from, to); }
+  void apply(const TextView& from, TextBuffer& to) const override {
+    normalizer_.normalize(from, to);
+  }
 
  private:
   UnicodeNormalizer normalizer_;
@@ -77,7 +79,8 @@ class Strip final : public NormalizerStep {
   bool leaves(std::string_view text) const override {
     return text.empty() ||
            !((left_ && is_space(utf8::decode(text.data()).code_point)) ||
-             (right_ && is_space(utf8::decode(text.data() + utf8::previous(text, text.size())).code_point)));
+             (right_ &&
+              is_space(utf8::decode(text.data() + utf8::previous(text, text.size())).code_point)));
   }
   void apply(const TextView& from, TextBuffer& to) const override {
     std::size_t begin = 0;
@@ -124,7 +127,8 @@ std::unique_ptr<NormalizerStep> per_code_point(Map map) {
   return std::make_unique<PerCodePoint<Map>>(map);
 }
 
-void lowercase(char32_t c, const TextView& from, std::size_t begin, std::size_t end, TextBuffer& to) {
+void lowercase(char32_t c, const TextView& from, std::size_t begin, std::size_t end,
+               TextBuffer& to) {
   char32_t second = 0;
   const char32_t lower = to_lower(c, &second);
   if (lower == c) return to.copy(from, begin, end);
@@ -151,7 +155,8 @@ void nmt(char32_t c, const TextView& from, std::size_t begin, std::size_t end, T
   to.put(" ", from.origin_of(begin, end));
 }
 
-void byte_level(char32_t, const TextView& from, std::size_t begin, std::size_t end, TextBuffer& to) {
+void byte_level(char32_t, const TextView& from, std::size_t begin, std::size_t end,
+                TextBuffer& to) {
   for (std::size_t i = begin; i < end; ++i) {
     to.put(ByteAlphabet::instance().text(static_cast<unsigned char>(from.text[i])),
            from.origin_of(begin, end));
@@ -178,7 +183,8 @@ void add_steps(const nlohmann::json& spec, std::string_view file,
   } else if (type == "Replace") {
     steps.push_back(std::make_unique<Replace>(fields.pattern("pattern"), fields.string("content")));
   } else if (type == "Strip") {
-    steps.push_back(std::make_unique<Strip>(fields.boolean("strip_left"), fields.boolean("strip_right")));
+    steps.push_back(
+        std::make_unique<Strip>(fields.boolean("strip_left"), fields.boolean("strip_right")));
   } else if (type == "Lowercase") {
     steps.push_back(per_code_point(lowercase));
   } else if (type == "StripAccents") {

@@ -32,7 +32,8 @@ PostProcessor parse_template(const JsonFields& fields) {
       seen_text = true;
       continue;
     }
-    if (!piece.is_object() || !piece.contains("SpecialToken") || !piece["SpecialToken"].is_object()) {
+    if (!piece.is_object() || !piece.contains("SpecialToken") ||
+        !piece["SpecialToken"].is_object()) {
       fields.refuse("a piece that is neither a Sequence nor a SpecialToken");
     }
     const std::string name = piece["SpecialToken"].value("id", "");

@@ -15,8 +15,8 @@ struct PostProcessor {
   std::vector<std::int32_t> suffix;
 };
 
-// `spec` is the file's "post_processor" (may be null). Throws kUser naming `file` and the part if it
-// is not supported.
+// `spec` is the file's "post_processor" (may be null). Throws kUser naming `file` and the part if
+// it is not supported.
 PostProcessor parse_post_processor(const nlohmann::json& spec, std::string_view file);
 
 }  // namespace tessera

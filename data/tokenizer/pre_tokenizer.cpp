@@ -80,8 +80,8 @@ void PreTokenizer::add_stages(const nlohmann::json& spec, std::string_view file)
   } else if (type == "Digits") {
     stage.kind = Stage::Kind::kSplitCodePoints;
     stage.set = numeric_set();
-    stage.behavior = fields.boolean("individual_digits") ? SplitBehavior::kIsolated
-                                                         : SplitBehavior::kContiguous;
+    stage.behavior =
+        fields.boolean("individual_digits") ? SplitBehavior::kIsolated : SplitBehavior::kContiguous;
   } else if (type == "Punctuation") {
     stage.kind = Stage::Kind::kSplitCodePoints;
     stage.set = punctuation_set();
@@ -115,7 +115,9 @@ void PreTokenizer::add_stages(const nlohmann::json& spec, std::string_view file)
 }
 
 bool PreTokenizer::ends_in_byte_level() const {
-  const auto is_byte_level = [](const Stage& stage) { return stage.kind == Stage::Kind::kByteLevel; };
+  const auto is_byte_level = [](const Stage& stage) {
+    return stage.kind == Stage::Kind::kByteLevel;
+  };
   return !stages_.empty() && is_byte_level(stages_.back()) &&
          std::count_if(stages_.begin(), stages_.end(), is_byte_level) == 1;
 }

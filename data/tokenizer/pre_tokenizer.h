@@ -1,5 +1,5 @@
-// The pre-tokenizer of a tokenizer.json: stages that cut (and some that rewrite) a piece of text into
-// the words that the model sees one at a time.
+// The pre-tokenizer of a tokenizer.json: stages that cut (and some that rewrite) a piece of text
+// into the words that the model sees one at a time.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -144,7 +144,7 @@ void PreTokenizer::Stage::cut(const TextView& piece, ForEachMatch&& for_each_mat
   std::size_t held_begin = 0;
   std::size_t held_end = 0;
   bool has_held = false;
-  bool held_is_match = false;   // a match and nothing else
+  bool held_is_match = false;  // a match and nothing else
   bool previous_is_match = false;
   const auto next = [&](std::size_t begin, std::size_t end, bool is_match) {
     if (behavior == SplitBehavior::kRemoved) {

@@ -37,8 +37,8 @@ bool Regex::search(std::string_view text, std::size_t from, Stack& stack, Match*
   }
 }
 
-bool Regex::match_here(std::string_view text, std::uint32_t pc, std::size_t position,
-                       Stack& stack, std::size_t* end) const {
+bool Regex::match_here(std::string_view text, std::uint32_t pc, std::size_t position, Stack& stack,
+                       std::size_t* end) const {
   const std::size_t base = stack.size();
   for (;;) {
     const Instruction& at = program_[pc];

@@ -32,10 +32,10 @@ class Regex {
   struct Frame {
     enum Kind : std::uint8_t { kResume, kGiveBack, kTakeMore };
     Kind kind;
-    std::uint32_t pc;      // kResume: where to go on; otherwise the repeat
-    std::uint32_t count;   // kTakeMore: code points taken so far
+    std::uint32_t pc;     // kResume: where to go on; otherwise the repeat
+    std::uint32_t count;  // kTakeMore: code points taken so far
     std::size_t position;
-    std::size_t lowest;    // kGiveBack: where giving back must stop
+    std::size_t lowest;  // kGiveBack: where giving back must stop
   };
   using Stack = std::vector<Frame>;  // kept between searches to save its allocation
 
@@ -64,16 +64,16 @@ class Regex {
   friend class RegexCompiler;
 
   enum class Op : std::uint8_t {
-    kLiteral,       // bytes of literals_[a, a + b)
-    kSet,           // one code point of sets_[a]
-    kRepeatSet,     // low..high code points of sets_[a], as many as possible first
+    kLiteral,    // bytes of literals_[a, a + b)
+    kSet,        // one code point of sets_[a]
+    kRepeatSet,  // low..high code points of sets_[a], as many as possible first
     kRepeatSetLazy,
     kRepeatSetPossessive,
-    kSplit,         // try a, then b
-    kJump,          // to a
-    kLookAhead,     // body at pc + 1, continue at a; b: 1 if it must not match
-    kLookBehind,    // the code point before is in sets_[a]; b: 1 if it must not be
-    kAtomic,        // body at pc + 1, continue at a where the body ended
+    kSplit,       // try a, then b
+    kJump,        // to a
+    kLookAhead,   // body at pc + 1, continue at a; b: 1 if it must not match
+    kLookBehind,  // the code point before is in sets_[a]; b: 1 if it must not be
+    kAtomic,      // body at pc + 1, continue at a where the body ended
     kLineStart,
     kLineEnd,
     kTextStart,
@@ -88,8 +88,8 @@ class Regex {
     std::uint32_t high = 0;
   };
   static std::size_t step_length(char first);
-  bool match_here(std::string_view text, std::uint32_t pc, std::size_t position,
-                  Stack& stack, std::size_t* end) const;
+  bool match_here(std::string_view text, std::uint32_t pc, std::size_t position, Stack& stack,
+                  std::size_t* end) const;
 
   std::vector<Instruction> program_;
   std::vector<CodePointSet> sets_;

@@ -17,17 +17,28 @@ enum class Greed { kGreedy, kLazy, kPossessive };
 
 struct Node {
   enum class Kind {
-    kEmpty, kLiteral, kSet, kSequence, kAlternatives, kRepeat, kLookAhead, kLookBehind, kAtomic,
-    kLineStart, kLineEnd, kTextStart, kTextEnd,
+    kEmpty,
+    kLiteral,
+    kSet,
+    kSequence,
+    kAlternatives,
+    kRepeat,
+    kLookAhead,
+    kLookBehind,
+    kAtomic,
+    kLineStart,
+    kLineEnd,
+    kTextStart,
+    kTextEnd,
   };
   Kind kind = Kind::kEmpty;
-  std::string literal;          // kLiteral
-  CodePointSet set;             // kSet, kLookBehind
-  std::vector<Node> children;   // kSequence, kAlternatives; one for kRepeat, kLookAhead, kAtomic
-  std::uint32_t low = 0;        // kRepeat
+  std::string literal;         // kLiteral
+  CodePointSet set;            // kSet, kLookBehind
+  std::vector<Node> children;  // kSequence, kAlternatives; one for kRepeat, kLookAhead, kAtomic
+  std::uint32_t low = 0;       // kRepeat
   std::uint32_t high = 0;
   Greed greed = Greed::kGreedy;
-  bool negative = false;        // kLookAhead, kLookBehind
+  bool negative = false;  // kLookAhead, kLookBehind
 };
 
 // Whether the node can match the empty string.
@@ -61,8 +72,8 @@ class Parser {
 
   [[noreturn]] void refuse(std::string_view what) const {
     TESSERA_FAIL(ErrorKind::kUser,
-                 "[tokenizer] the pattern {} uses {} (at byte {}), which is not supported", pattern_,
-                 what, position_);
+                 "[tokenizer] the pattern {} uses {} (at byte {}), which is not supported",
+                 pattern_, what, position_);
   }
 
  private:
@@ -368,7 +379,8 @@ class Parser {
       default:
         break;
     }
-    const bool is_plain = c < 0x80 && (c < '0' || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || c > 'z');
+    const bool is_plain =
+        c < 0x80 && (c < '0' || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || c > 'z');
     if (!is_plain) refuse("the escape \\" + utf8::encode(c));
     return c;
   }
@@ -376,13 +388,16 @@ class Parser {
   char32_t hex(int least, int most) {
     char32_t value = 0;
     int digits = 0;
-    while (digits < most && !at_end() && std::isxdigit(static_cast<unsigned char>(pattern_[position_]))) {
+    while (digits < most && !at_end() &&
+           std::isxdigit(static_cast<unsigned char>(pattern_[position_]))) {
       const char digit = pattern_[position_++];
-      value = value * 16 + static_cast<char32_t>(digit <= '9' ? digit - '0' : (digit | 0x20) - 'a' + 10);
+      value = value * 16 +
+              static_cast<char32_t>(digit <= '9' ? digit - '0' : (digit | 0x20) - 'a' + 10);
       ++digits;
     }
     // Two digits above 7F would be one raw byte of a sequence, not a code point.
-    if (digits < least || value > 0x10FFFF || (most == 2 && value > 0x7F)) refuse("this \\x or \\u");
+    if (digits < least || value > 0x10FFFF || (most == 2 && value > 0x7F))
+      refuse("this \\x or \\u");
     return value;
   }
 

@@ -1,5 +1,5 @@
-// Cuts text into the words of the well-known split patterns. Each matcher is written by hand to give
-// the same cuts as its regular expression (split_pattern_test compares them with the general
+// Cuts text into the words of the well-known split patterns. Each matcher is written by hand to
+// give the same cuts as its regular expression (split_pattern_test compares them with the general
 // engine); a pattern that is not in the list goes to that engine.
 #pragma once
 
@@ -34,12 +34,12 @@ class SplitPattern {
 
  private:
   enum class Kind : std::uint8_t {
-    kGpt2,           // GPT-2
-    kLlama3,         // Llama 3: digits in groups of up to three
-    kQwen2,          // Qwen 2 and 3: single digits
-    kQwen35,         // marks belong to the letters
-    kO200k,          // GPT-4o: words split at case changes, contractions are suffixes
-    kTekken,         // Mistral Nemo: the same, single digits, no contractions
+    kGpt2,    // GPT-2
+    kLlama3,  // Llama 3: digits in groups of up to three
+    kQwen2,   // Qwen 2 and 3: single digits
+    kQwen35,  // marks belong to the letters
+    kO200k,   // GPT-4o: words split at case changes, contractions are suffixes
+    kTekken,  // Mistral Nemo: the same, single digits, no contractions
     kRegex,
     kLiteral,
   };
@@ -116,8 +116,8 @@ inline const char* SplitPattern::digits(const char* p, const char* end, int limi
 // \s*[\r\n]+ (if splits_lines), \s+(?!\S), \s+ from a blank at p.
 inline const char* SplitPattern::white_space(const char* p, const char* end,
                                              bool splits_lines) const {
-  const char* last = p;                // the last blank of the run
-  const char* after_line = nullptr;    // behind its last line end
+  const char* last = p;              // the last blank of the run
+  const char* after_line = nullptr;  // behind its last line end
   const char* q = p;
   while (q < end) {
     const Classified c = classify(q);

@@ -1,5 +1,5 @@
-// Text on its way through the tokenizer: a view that knows which bytes of the original it came from,
-// and a buffer to write the next form of it into.
+// Text on its way through the tokenizer: a view that knows which bytes of the original it came
+// from, and a buffer to write the next form of it into.
 #pragma once
 
 #include <cstdint>

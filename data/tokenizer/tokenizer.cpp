@@ -36,7 +36,8 @@ AddedToken parse_added_token(const nlohmann::json& entry, std::string_view file)
   CHECK_USER(entry.is_object() && entry.contains("content") && entry["content"].is_string() &&
                  entry.contains("id") && entry["id"].is_number_unsigned() &&
                  entry["id"].get<std::uint64_t>() < std::numeric_limits<std::int32_t>::max(),
-             "[tokenizer] {}: an added token without \"id\" and \"content\": {}", file, entry.dump());
+             "[tokenizer] {}: an added token without \"id\" and \"content\": {}", file,
+             entry.dump());
   const auto flag = [&](const char* key, bool fallback) {
     const auto found = entry.find(key);
     return found != entry.end() && found->is_boolean() ? found->get<bool>() : fallback;
@@ -132,14 +133,16 @@ void Tokenizer::Impl::add_from_file(std::int32_t file_id, AddedToken token) {
     id = file_id;
     const auto other = model->vocabulary().text_of(id);
     const AddedToken* other_added = added.find(id);
-    CHECK_USER(!other && other_added == nullptr,
-               "[tokenizer] {}: added token \"{}\" has the id {}, which \"{}\" has already; give it a "
-               "free id",
-               files.name, token.content, id, other ? std::string(*other) : other_added->content);
+    CHECK_USER(
+        !other && other_added == nullptr,
+        "[tokenizer] {}: added token \"{}\" has the id {}, which \"{}\" has already; give it a "
+        "free id",
+        files.name, token.content, id, other ? std::string(*other) : other_added->content);
   } else if (id != file_id) {
-    log::warning("[tokenizer] {}: added token \"{}\" is listed with the id {} but the vocabulary has "
-                 "it as {}; {} is used",
-                 files.name, token.content, file_id, id, id);
+    log::warning(
+        "[tokenizer] {}: added token \"{}\" is listed with the id {} but the vocabulary has "
+        "it as {}; {} is used",
+        files.name, token.content, file_id, id, id);
   }
   set_added(id, std::move(token));
 }
@@ -189,9 +192,10 @@ void Tokenizer::Impl::apply_bos_eos(const TokenizerConfig& config) {
     const bool adds_bos = std::find(post_processor.prefix.begin(), post_processor.prefix.end(),
                                     special_ids.bos) != post_processor.prefix.end();
     if (config.add_bos && special_ids.bos >= 0 && *config.add_bos != adds_bos) {
-      log::warning("[tokenizer] {}: add_bos_token is {} in tokenizer_config.json but the "
-                   "post_processor of tokenizer.json {} it; the post_processor is followed",
-                   files.name, *config.add_bos, adds_bos ? "adds" : "does not add");
+      log::warning(
+          "[tokenizer] {}: add_bos_token is {} in tokenizer_config.json but the "
+          "post_processor of tokenizer.json {} it; the post_processor is followed",
+          files.name, *config.add_bos, adds_bos ? "adds" : "does not add");
     }
     return;
   }
@@ -294,7 +298,8 @@ Encoding Tokenizer::encode_with_spans(std::string_view text, const EncodeOptions
   };
   // Out to the borders of the characters that the span touches.
   const auto add_span = [&](TextSpan span) {
-    while (span.begin > 0 && span.begin < end && utf8::is_continuation(text[span.begin])) --span.begin;
+    while (span.begin > 0 && span.begin < end && utf8::is_continuation(text[span.begin]))
+      --span.begin;
     while (span.end < end && utf8::is_continuation(text[span.end])) ++span.end;
     encoding.spans.push_back(span);
   };

@@ -1,6 +1,6 @@
 // Tokenizer: text to token ids and back, as the tokenizer.json of a Hugging Face model says, id for
-// id. Loaded once, then immutable but for add_tokens; encoding and decoding are safe from any number
-// of threads.
+// id. Loaded once, then immutable but for add_tokens; encoding and decoding are safe from any
+// number of threads.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +24,9 @@ struct EncodeOptions {
   bool split_special_tokens = false;
 };
 
-// Token ids and the bytes of the original text that each stands for. Spans lie on character borders:
-// tokens that share a character share its bytes. Blanks belong to the token that spells them. Added
-// special tokens have empty spans.
+// Token ids and the bytes of the original text that each stands for. Spans lie on character
+// borders: tokens that share a character share its bytes. Blanks belong to the token that spells
+// them. Added special tokens have empty spans.
 struct Encoding {
   std::vector<std::int32_t> ids;
   std::vector<TextSpan> spans;
@@ -87,8 +87,8 @@ class Tokenizer {
   // vocab_size(). Not while other threads encode.
   std::vector<std::int32_t> add_tokens(std::span<const AddedToken> tokens);
 
-  // Writes the tokenizer's files into the existing folder: those it was loaded from, with the tokens
-  // that were added since.
+  // Writes the tokenizer's files into the existing folder: those it was loaded from, with the
+  // tokens that were added since.
   void save(const std::filesystem::path& folder) const;
 
   // Text of tokenizer_config.json or another file beside tokenizer.json as it was loaded; empty if

@@ -21,8 +21,8 @@ constexpr const char* kSpecialTokensJson = "special_tokens_map.json";
 
 // What goes along into an export.
 constexpr const char* kSideFiles[] = {
-    kConfigJson,          kSpecialTokensJson,   "added_tokens.json",  "vocab.json",
-    "merges.txt",         "tokenizer.model",    "chat_template.jinja", "chat_template.json",
+    kConfigJson,  kSpecialTokensJson, "added_tokens.json",   "vocab.json",
+    "merges.txt", "tokenizer.model",  "chat_template.jinja", "chat_template.json",
 };
 
 std::string read_file(const fs::path& path) {
@@ -62,8 +62,8 @@ std::optional<std::string> token_name(const Json& config, const char* key) {
 }
 
 OrderedJson to_json(const AddedToken& token) {
-  return {{"content", token.content},     {"single_word", token.single_word},
-          {"lstrip", token.lstrip},       {"rstrip", token.rstrip},
+  return {{"content", token.content},       {"single_word", token.single_word},
+          {"lstrip", token.lstrip},         {"rstrip", token.rstrip},
           {"normalized", token.normalized}, {"special", token.special}};
 }
 
@@ -78,8 +78,10 @@ TokenizerFiles read_tokenizer_files(const fs::path& path) {
                "[tokenizer] {} holds a tokenizer.model but no tokenizer.json; convert it with "
                "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))",
                path.string());
-    TESSERA_FAIL(ErrorKind::kUser, "[tokenizer] {} does not exist; give a tokenizer.json or a folder "
-                 "that holds one", main.string());
+    TESSERA_FAIL(ErrorKind::kUser,
+                 "[tokenizer] {} does not exist; give a tokenizer.json or a folder "
+                 "that holds one",
+                 main.string());
   }
   files.name = main.string();
   files.content[kTokenizerJson] = read_file(main);
@@ -116,10 +118,11 @@ TokenizerConfig parse_tokenizer_config(const TokenizerFiles& files) {
     for (const auto& [key, token] : decoder->items()) {
       const bool is_number = !key.empty() && key.size() <= 9 &&
                              key.find_first_not_of("0123456789") == std::string::npos;
-      CHECK_USER(is_number && token.is_object() && token_name(*decoder, key.c_str()),
-                 "[tokenizer] {}: added_tokens_decoder has an entry \"{}\" that is not an id with a "
-                 "token",
-                 fs::path(files.name).replace_filename(kConfigJson).string(), key);
+      CHECK_USER(
+          is_number && token.is_object() && token_name(*decoder, key.c_str()),
+          "[tokenizer] {}: added_tokens_decoder has an entry \"{}\" that is not an id with a "
+          "token",
+          fs::path(files.name).replace_filename(kConfigJson).string(), key);
       AddedToken added;
       added.content = token["content"].get<std::string>();
       added.single_word = flag(token, "single_word", false);
@@ -148,7 +151,9 @@ TokenizerFiles with_added_tokens(const TokenizerFiles& files,
   for (const auto& [id, token] : tokens) {
     OrderedJson entry = {{"id", id}};
     entry.update(to_json(token));
-    const auto same_id = [id = id](const OrderedJson& other) { return other.value("id", -1) == id; };
+    const auto same_id = [id = id](const OrderedJson& other) {
+      return other.value("id", -1) == id;
+    };
     const auto found = std::find_if(list.begin(), list.end(), same_id);
     if (found != list.end()) {
       *found = std::move(entry);

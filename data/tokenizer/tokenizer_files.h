@@ -1,5 +1,6 @@
 // The files of a tokenizer: tokenizer.json and what lies beside it in a model folder. They are kept
-// in memory, so that an export at the end of a long run does not depend on the folder it began with.
+// in memory, so that an export at the end of a long run does not depend on the folder it began
+// with.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +15,7 @@
 namespace tessera {
 
 struct TokenizerFiles {
-  std::string name;                           // the path of tokenizer.json, for messages
+  std::string name;                            // the path of tokenizer.json, for messages
   std::map<std::string, std::string> content;  // by file name
 };
 

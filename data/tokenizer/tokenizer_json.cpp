@@ -23,7 +23,8 @@ class Reader final : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t v) override { return value(v); }
   bool number_unsigned(number_unsigned_t v) override {
     if (where_ == Where::kVocabulary && skipped_ == 0) {
-      constexpr auto kLargest = static_cast<number_unsigned_t>(std::numeric_limits<std::int32_t>::max());
+      constexpr auto kLargest =
+          static_cast<number_unsigned_t>(std::numeric_limits<std::int32_t>::max());
       CHECK_USER(v < kLargest, "[tokenizer] {}: token \"{}\" has the id {}", file_, key_, v);
       out_.model.vocabulary.emplace_back(std::move(key_), static_cast<std::int32_t>(v));
       return true;
@@ -122,8 +123,8 @@ class Reader final : public nlohmann::json_sax<Json> {
   }
   bool open(Json container) {
     if (where_ == Where::kVocabulary) ++skipped_;
-    CHECK_USER(where_ == Where::kTree, "[tokenizer] {}: a list or object as the id of \"{}\"", file_,
-               key_);
+    CHECK_USER(where_ == Where::kTree, "[tokenizer] {}: a list or object as the id of \"{}\"",
+               file_, key_);
     stack_.push_back(place(std::move(container)));
     return true;
   }
@@ -210,8 +211,8 @@ TokenizerJson parse_tokenizer_json(std::string_view text, std::string_view file)
   const std::string type = model.contains("type") && model["type"].is_string()
                                ? model["type"].get<std::string>()
                                : std::string("BPE");
-  CHECK_USER(type == "BPE", "[tokenizer] {}: model \"{}\" is not supported; BPE tokenizers are", file,
-             type);
+  CHECK_USER(type == "BPE", "[tokenizer] {}: model \"{}\" is not supported; BPE tokenizers are",
+             file, type);
   CHECK_USER(reader.has_vocabulary() && reader.has_merges(),
              "[tokenizer] {}: the BPE model has no \"{}\"", file,
              reader.has_vocabulary() ? "merges" : "vocab");

@@ -34,48 +34,27 @@ constexpr CategoryMask kOtherMask = category_bit(kCc) | category_bit(kControlSpa
 constexpr CategoryMask kSeparatorMask = category_bit(kZs) | category_bit(kZl) | category_bit(kZp);
 
 constexpr NamedMask kNamedMasks[] = {
-    {"l", kLetterMask},
-    {"letter", kLetterMask},
-    {"m", kMarkMask},
-    {"mark", kMarkMask},
-    {"n", kNumberMask},
-    {"number", kNumberMask},
-    {"p", kPunctuationMask},
-    {"punctuation", kPunctuationMask},
-    {"s", kSymbolMask},
-    {"symbol", kSymbolMask},
-    {"z", kSeparatorMask},
-    {"separator", kSeparatorMask},
-    {"c", kOtherMask},
-    {"other", kOtherMask},
-    {"lu", category_bit(kLu)},
-    {"ll", category_bit(kLl)},
-    {"lt", category_bit(kLt)},
-    {"lm", category_bit(kLm)},
-    {"lo", category_bit(kLo)},
-    {"mn", category_bit(kMn)},
-    {"mc", category_bit(kMc)},
-    {"me", category_bit(kMe)},
-    {"nd", category_bit(kNd)},
-    {"nl", category_bit(kNl)},
-    {"no", category_bit(kNo)},
-    {"pc", category_bit(kPc)},
-    {"pd", category_bit(kPd)},
-    {"ps", category_bit(kPs)},
-    {"pe", category_bit(kPe)},
-    {"pi", category_bit(kPi)},
-    {"pf", category_bit(kPf)},
-    {"po", category_bit(kPo)},
-    {"sm", category_bit(kSm)},
-    {"sc", category_bit(kSc)},
-    {"sk", category_bit(kSk)},
-    {"so", category_bit(kSo)},
-    {"zs", category_bit(kZs)},
-    {"zl", category_bit(kZl)},
-    {"zp", category_bit(kZp)},
-    {"cc", category_bit(kCc) | category_bit(kControlSpace)},
-    {"cf", category_bit(kCf)},
-    {"co", category_bit(kCo)},
+    {"l", kLetterMask},        {"letter", kLetterMask},
+    {"m", kMarkMask},          {"mark", kMarkMask},
+    {"n", kNumberMask},        {"number", kNumberMask},
+    {"p", kPunctuationMask},   {"punctuation", kPunctuationMask},
+    {"s", kSymbolMask},        {"symbol", kSymbolMask},
+    {"z", kSeparatorMask},     {"separator", kSeparatorMask},
+    {"c", kOtherMask},         {"other", kOtherMask},
+    {"lu", category_bit(kLu)}, {"ll", category_bit(kLl)},
+    {"lt", category_bit(kLt)}, {"lm", category_bit(kLm)},
+    {"lo", category_bit(kLo)}, {"mn", category_bit(kMn)},
+    {"mc", category_bit(kMc)}, {"me", category_bit(kMe)},
+    {"nd", category_bit(kNd)}, {"nl", category_bit(kNl)},
+    {"no", category_bit(kNo)}, {"pc", category_bit(kPc)},
+    {"pd", category_bit(kPd)}, {"ps", category_bit(kPs)},
+    {"pe", category_bit(kPe)}, {"pi", category_bit(kPi)},
+    {"pf", category_bit(kPf)}, {"po", category_bit(kPo)},
+    {"sm", category_bit(kSm)}, {"sc", category_bit(kSc)},
+    {"sk", category_bit(kSk)}, {"so", category_bit(kSo)},
+    {"zs", category_bit(kZs)}, {"zl", category_bit(kZl)},
+    {"zp", category_bit(kZp)}, {"cc", category_bit(kCc) | category_bit(kControlSpace)},
+    {"cf", category_bit(kCf)}, {"co", category_bit(kCo)},
     {"cn", category_bit(kCn)},
 };
 
@@ -107,7 +86,8 @@ CategoryTable::CategoryTable() {
     // Most blocks are uniform or repeat an earlier one.
     std::size_t same = 0;
     while (same * 256 < pages_.size() &&
-           !std::equal(page.begin(), page.end(), pages_.begin() + static_cast<std::ptrdiff_t>(same * 256))) {
+           !std::equal(page.begin(), page.end(),
+                       pages_.begin() + static_cast<std::ptrdiff_t>(same * 256))) {
       ++same;
     }
     if (same * 256 == pages_.size()) pages_.insert(pages_.end(), page.begin(), page.end());
@@ -181,9 +161,9 @@ char32_t to_lower(char32_t c, char32_t* second) {
     *second = 0x307;
     return 'i';
   }
-  const auto run = std::upper_bound(
-      std::begin(kLowercaseRuns), std::end(kLowercaseRuns), c,
-      [](char32_t value, const LowercaseRun& r) { return value < r.first; });
+  const auto run =
+      std::upper_bound(std::begin(kLowercaseRuns), std::end(kLowercaseRuns), c,
+                       [](char32_t value, const LowercaseRun& r) { return value < r.first; });
   if (run == std::begin(kLowercaseRuns)) return c;
   const LowercaseRun& r = *std::prev(run);
   if (c > r.last || (c - r.first) % r.stride != 0) return c;

@@ -15,8 +15,36 @@ namespace tessera {
 // General categories; the white space among the control characters (tab, line ends, U+0085) has a
 // value of its own, so that every class of a split pattern is a set of these values.
 enum CharCategory : std::uint8_t {
-  kLu, kLl, kLt, kLm, kLo, kMn, kMc, kMe, kNd, kNl, kNo, kPc, kPd, kPs, kPe, kPi, kPf, kPo,
-  kSm, kSc, kSk, kSo, kZs, kZl, kZp, kCc, kCf, kCo, kCn, kControlSpace,
+  kLu,
+  kLl,
+  kLt,
+  kLm,
+  kLo,
+  kMn,
+  kMc,
+  kMe,
+  kNd,
+  kNl,
+  kNo,
+  kPc,
+  kPd,
+  kPs,
+  kPe,
+  kPi,
+  kPf,
+  kPo,
+  kSm,
+  kSc,
+  kSk,
+  kSo,
+  kZs,
+  kZl,
+  kZp,
+  kCc,
+  kCf,
+  kCo,
+  kCn,
+  kControlSpace,
   kNumCharCategories
 };
 
@@ -28,9 +56,9 @@ constexpr CategoryMask kLetterMask = category_bit(kLu) | category_bit(kLl) | cat
                                      category_bit(kLm) | category_bit(kLo);
 constexpr CategoryMask kMarkMask = category_bit(kMn) | category_bit(kMc) | category_bit(kMe);
 constexpr CategoryMask kNumberMask = category_bit(kNd) | category_bit(kNl) | category_bit(kNo);
-constexpr CategoryMask kPunctuationMask = category_bit(kPc) | category_bit(kPd) | category_bit(kPs) |
-                                          category_bit(kPe) | category_bit(kPi) |
-                                          category_bit(kPf) | category_bit(kPo);
+constexpr CategoryMask kPunctuationMask = category_bit(kPc) | category_bit(kPd) |
+                                          category_bit(kPs) | category_bit(kPe) |
+                                          category_bit(kPi) | category_bit(kPf) | category_bit(kPo);
 constexpr CategoryMask kSymbolMask =
     category_bit(kSm) | category_bit(kSc) | category_bit(kSk) | category_bit(kSo);
 constexpr CategoryMask kSpaceMask =
@@ -62,11 +90,11 @@ inline bool is_space(char32_t c) {
 std::optional<CodePointSet> property_set(std::string_view name);
 CodePointSet category_set(CategoryMask mask);
 
-const CodePointSet& regex_word_set();        // \w of split patterns
-const CodePointSet& word_set();              // Whitespace pre-tokenizer, single_word added tokens
-const CodePointSet& numeric_set();           // Digits pre-tokenizer
-const CodePointSet& punctuation_set();       // Punctuation pre-tokenizer
-const CodePointSet& accent_set();            // StripAccents normalizer
+const CodePointSet& regex_word_set();   // \w of split patterns
+const CodePointSet& word_set();         // Whitespace pre-tokenizer, single_word added tokens
+const CodePointSet& numeric_set();      // Digits pre-tokenizer
+const CodePointSet& punctuation_set();  // Punctuation pre-tokenizer
+const CodePointSet& accent_set();       // StripAccents normalizer
 
 // Lower case of one code point; U+0130 has two, the second of which is in `second` (else 0).
 char32_t to_lower(char32_t c, char32_t* second);

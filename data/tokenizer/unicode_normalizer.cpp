@@ -16,7 +16,8 @@ namespace tessera {
 namespace {
 
 // The reference library's tables are those of Unicode 9. Decompositions and combining classes of
-// existing code points are stable, so ICU of any later version agrees once younger ones are left out.
+// existing code points are stable, so ICU of any later version agrees once younger ones are left
+// out.
 constexpr int kUnicodeMajor = 9;
 
 bool is_younger(UChar32 c) {

@@ -1,5 +1,5 @@
-// UTF-8 helpers shared by the tokenizer's parts. Functions on trusted text (decode_one, next) expect
-// valid UTF-8; find_invalid_utf8 is the check at the door.
+// UTF-8 helpers shared by the tokenizer's parts. Functions on trusted text (decode_one, next)
+// expect valid UTF-8; find_invalid_utf8 is the check at the door.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,18 @@ struct Decoded {
 
 // The code point at `p`, which must start a complete valid sequence.
 inline Decoded decode(const char* p) {
-  const auto byte = [p](int i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(p[i])); };
+  const auto byte = [p](int i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(p[i]));
+  };
   const std::uint32_t first = byte(0);
   if (first < 0x80) return {static_cast<char32_t>(first), 1};
   if (first < 0xE0) return {static_cast<char32_t>((first & 0x1F) << 6 | (byte(1) & 0x3F)), 2};
   if (first < 0xF0) {
-    return {static_cast<char32_t>((first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F)), 3};
+    return {static_cast<char32_t>((first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F)),
+            3};
   }
-  return {static_cast<char32_t>((first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 |
-                                (byte(3) & 0x3F)),
+  return {static_cast<char32_t>((first & 0x07) << 18 | (byte(1) & 0x3F) << 12 |
+                                (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)),
           4};
 }
 

@@ -26,8 +26,8 @@ class WordCache {
     std::size_t slot = 0;
   };
 
-  // The tokens of `word`, valid until the next insert; an empty span if it is not there. `word` must
-  // not be empty.
+  // The tokens of `word`, valid until the next insert; an empty span if it is not there. `word`
+  // must not be empty.
   std::span<const std::int32_t> find(std::string_view word, Place* place) const {
     if (word.size() <= kShortWord) {
       load_key(word, &place->low, &place->high);

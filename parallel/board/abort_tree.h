@@ -1,5 +1,5 @@
-// AbortTree: one per world and process. Every group that was split from the world hangs on it, so that
-// an abort of one group ends the waits in all of them.
+// AbortTree: one per world and process. Every group that was split from the world hangs on it, so
+// that an abort of one group ends the waits in all of them.
 #pragma once
 
 #include <memory>

@@ -11,8 +11,8 @@
 namespace tessera::board {
 namespace {
 
-// The state of a meeting in one word, so that "the last rank arrived" and "interrupted" exclude each
-// other: [63] interrupted, [48..62] ranks that have arrived, [0..47] meetings held.
+// The state of a meeting in one word, so that "the last rank arrived" and "interrupted" exclude
+// each other: [63] interrupted, [48..62] ranks that have arrived, [0..47] meetings held.
 constexpr std::uint64_t kInterrupted = std::uint64_t{1} << 63;
 constexpr int kArrivedShift = 48;
 constexpr std::uint64_t kHeldMask = (std::uint64_t{1} << kArrivedShift) - 1;
@@ -25,7 +25,9 @@ int arrived_of(std::uint64_t state) {
   return static_cast<int>((state & ~kInterrupted) >> kArrivedShift);
 }
 
-std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 // Small groups get large chunks; the whole board of a large group stays within some tens of MiB.
 std::size_t stage_bytes_for(int size) {
@@ -52,7 +54,8 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds, bool is_private) {
+void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds,
+              bool is_private) {
   futex_wait(word, seen, std::min(seconds, 3600.0), is_private);
 }
 
@@ -80,7 +83,8 @@ Board::~Board() {
 
 std::shared_ptr<Board> Board::make_for_threads(int size) {
   const auto ranks = static_cast<std::size_t>(size);
-  const std::size_t bytes = round_up(sizeof(Header), kPage) + round_up(ranks * sizeof(RankSlot), kPage) +
+  const std::size_t bytes = round_up(sizeof(Header), kPage) +
+                            round_up(ranks * sizeof(RankSlot), kPage) +
                             round_up(ranks * ranks * sizeof(Mailbox), kPage);
   void* memory = std::aligned_alloc(kPage, bytes);
   if (memory == nullptr) throw std::bad_alloc();
@@ -102,13 +106,14 @@ std::shared_ptr<Board> Board::map_for_processes(void* memory, int size,
 }
 
 unsigned char* Board::stage(int rank, int half) const {
-  return stages_ + (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(half)) * stage_bytes_;
+  return stages_ +
+         (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(half)) * stage_bytes_;
 }
 
 unsigned char* Board::mailbox_bytes(int from, int to) const {
-  return mailbox_bytes_ +
-         (static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(to)) *
-             mailbox_capacity_;
+  return mailbox_bytes_ + (static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) +
+                           static_cast<std::size_t>(to)) *
+                              mailbox_capacity_;
 }
 
 std::uint64_t Board::arrive(int rank) {

@@ -1,7 +1,8 @@
-// Board: what the ranks of one group share to meet — one flat piece of memory with a slot per rank, a
-// mailbox per ordered pair and, where ranks cannot read each other's memory, a staging area per rank.
-// It works alike on the heap (threads) and in a file that several processes map. Waiting ranks sleep on
-// futexes; robust condition variables would hang their wakers when a waiting process is killed.
+// Board: what the ranks of one group share to meet — one flat piece of memory with a slot per rank,
+// a mailbox per ordered pair and, where ranks cannot read each other's memory, a staging area per
+// rank. It works alike on the heap (threads) and in a file that several processes map. Waiting
+// ranks sleep on futexes; robust condition variables would hang their wakers when a waiting process
+// is killed.
 #pragma once
 
 #include <atomic>
@@ -104,7 +105,8 @@ class Board : public Interruptible {
 };
 
 double seconds_now();  // of the monotonic clock
-void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds, bool is_private);
+void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds,
+              bool is_private);
 
 template <typename Ready>
 bool Board::wait(std::atomic<std::uint32_t>& word, double seconds, Ready&& is_ready) {

@@ -8,8 +8,8 @@
 namespace tessera::board {
 namespace {
 
-// Between such pauses a waiting rank looks whether its peers still live and whether another process has
-// aborted; nothing else depends on it.
+// Between such pauses a waiting rank looks whether its peers still live and whether another process
+// has aborted; nothing else depends on it.
 constexpr double kLookAroundSeconds = 0.25;
 
 const char* offset(const void* base, std::size_t bytes) {
@@ -60,7 +60,8 @@ void BoardBackend::meet(const HostOp& op) {
     }
     return ranks;
   };
-  while (!board_->wait(board_->met_word(), std::min(kLookAroundSeconds, end - seconds_now()), is_over)) {
+  while (!board_->wait(board_->met_word(), std::min(kLookAroundSeconds, end - seconds_now()),
+                       is_over)) {
     tree_->poll();
     check_alive(op, missing());
     if (seconds_now() < end) continue;
@@ -69,14 +70,15 @@ void BoardBackend::meet(const HostOp& op) {
                     timeout_seconds_, describe(missing()));
     // The meeting may be complete by now; only the word that both set decides.
     if (board_->is_met(meeting)) break;
-    if (tree_->abort(reason) && !board_->is_met(meeting)) throw Error(ErrorKind::kTransient, reason);
+    if (tree_->abort(reason) && !board_->is_met(meeting))
+      throw Error(ErrorKind::kTransient, reason);
   }
   if (!board_->is_met(meeting)) throw_aborted(op);
 }
 
 void BoardBackend::check_posted() {
-  const std::string reason = find_disagreement(
-      name_, size(), [this](int r) -> const HostOp& { return posted_by(r); });
+  const std::string reason =
+      find_disagreement(name_, size(), [this](int r) -> const HostOp& { return posted_by(r); });
   if (reason.empty()) return;
   tree_->abort(reason);
   throw Error(ErrorKind::kInternal, reason);
@@ -131,8 +133,8 @@ void BoardBackend::run_inline(const HostOp& op) {
   }
 }
 
-// Threads: the operands themselves are read and written. Every rank stays until all are done, whatever
-// happens meanwhile, since its tensors are in use by the others.
+// Threads: the operands themselves are read and written. Every rank stays until all are done,
+// whatever happens meanwhile, since its tensors are in use by the others.
 void BoardBackend::run_shared(const HostOp& op) {
   const std::size_t bytes = op.bytes();
   const std::size_t own = bytes * static_cast<std::size_t>(rank_);
@@ -173,13 +175,14 @@ void BoardBackend::run_shared(const HostOp& op) {
   board_->leave_together();
 }
 
-// Processes: chunk by chunk through the staging areas. A half is written again only after the meeting
-// of the next chunk, when every rank is done reading it.
+// Processes: chunk by chunk through the staging areas. A half is written again only after the
+// meeting of the next chunk, when every rank is done reading it.
 void BoardBackend::run_staged(const HostOp& op) {
   const std::size_t element = size_of(op.dtype);
   const bool holds_all = op.kind == HostOpKind::kReduceScatter || op.kind == HostOpKind::kAllToAll;
   const auto pieces = static_cast<std::size_t>(holds_all ? size() : 1);
-  const auto chunk_count = static_cast<std::int64_t>(board_->stage_bytes() / pieces / 64 * 64 / element);
+  const auto chunk_count =
+      static_cast<std::int64_t>(board_->stage_bytes() / pieces / 64 * 64 / element);
   bool is_checked = false;
   for (std::int64_t begin = 0; begin < op.count; begin += chunk_count) {
     const std::int64_t count = std::min(chunk_count, op.count - begin);
@@ -224,7 +227,8 @@ void BoardBackend::run_staged(const HostOp& op) {
         break;
       case HostOpKind::kAllToAll:
         for (int r = 0; r < size(); ++r) {
-          copy(offset(op.out, op.bytes() * static_cast<std::size_t>(r) + skip), stage(r) + own, bytes);
+          copy(offset(op.out, op.bytes() * static_cast<std::size_t>(r) + skip), stage(r) + own,
+               bytes);
         }
         break;
       default:
@@ -303,12 +307,11 @@ bool BoardBackend::progress(std::span<Transfer> transfers) {
     Transfer& transfer = transfers[i];
     if (transfer.is_complete) continue;
     // Messages of one pair keep their order.
-    const bool is_behind = std::any_of(transfers.begin(), transfers.begin() + static_cast<long>(i),
-                                       [&](const Transfer& other) {
-                                         return !other.is_complete &&
-                                                other.op.kind == transfer.op.kind &&
-                                                other.op.peer == transfer.op.peer;
-                                       });
+    const bool is_behind = std::any_of(
+        transfers.begin(), transfers.begin() + static_cast<long>(i), [&](const Transfer& other) {
+          return !other.is_complete && other.op.kind == transfer.op.kind &&
+                 other.op.peer == transfer.op.peer;
+        });
     if (is_behind) continue;
     has_moved |= transfer.is_send() ? progress_send(transfer) : progress_recv(transfer);
   }
@@ -350,10 +353,9 @@ bool BoardBackend::progress_recv(Transfer& transfer) {
     return false;
   }
   if (box.dtype != transfer.op.dtype || box.message_bytes != transfer.op.bytes()) {
-    const std::string reason =
-        fmt::format("[{}] the ranks disagree: rank {} sends {}, {} bytes to rank {}, which calls {}",
-                    name_, peer, tessera::name_of(box.dtype), box.message_bytes, rank_,
-                    to_string(transfer.op));
+    const std::string reason = fmt::format(
+        "[{}] the ranks disagree: rank {} sends {}, {} bytes to rank {}, which calls {}", name_,
+        peer, tessera::name_of(box.dtype), box.message_bytes, rank_, to_string(transfer.op));
     tree_->abort(reason);
     box.state.store(Mailbox::kFull, std::memory_order_release);
     board_->ring(peer);
@@ -381,7 +383,9 @@ void BoardBackend::withdraw(std::span<Transfer> transfers) {
     }
     // Among processes the receiver reads the mailbox and may have died meanwhile: do not wait.
     if (!board_->is_shared_address_space()) continue;
-    const auto is_released = [&] { return box.state.load(std::memory_order_acquire) != Mailbox::kTaken; };
+    const auto is_released = [&] {
+      return box.state.load(std::memory_order_acquire) != Mailbox::kTaken;
+    };
     while (!board_->wait(board_->slot(rank_).doorbell, 3600, is_released)) {
     }
     if (box.state.load(std::memory_order_acquire) == Mailbox::kEmpty) {
@@ -415,8 +419,7 @@ std::string BoardBackend::describe(const std::vector<int>& ranks) const {
   std::string text;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    const std::uint64_t latest =
-        board_->slot(ranks[i]).latest.load(std::memory_order_relaxed);
+    const std::uint64_t latest = board_->slot(ranks[i]).latest.load(std::memory_order_relaxed);
     const auto kind = static_cast<HostOpKind>(latest % 16);
     if (latest == 0) {
       text += fmt::format("rank {} (which has called nothing yet)", ranks[i]);
@@ -443,12 +446,14 @@ void BoardBackend::exchange(HostOpKind kind, std::uint64_t sequence, const void*
 }
 
 void BoardBackend::exchange(const HostOp& op, const void* in, void* out, std::size_t bytes) {
-  CHECK(bytes <= kInlineBytes, "[{}] {} bytes to exchange, at most {} fit", name_, bytes, kInlineBytes);
+  CHECK(bytes <= kInlineBytes, "[{}] {} bytes to exchange, at most {} fit", name_, bytes,
+        kInlineBytes);
   if (board_->is_interrupted()) throw_aborted(op);
   parity_ ^= 1;
   RankSlot& slot = board_->slot(rank_);
   slot.posted[parity_] = op;
-  slot.latest.store(op.sequence * 16 + static_cast<std::uint64_t>(op.kind), std::memory_order_relaxed);
+  slot.latest.store(op.sequence * 16 + static_cast<std::uint64_t>(op.kind),
+                    std::memory_order_relaxed);
   copy(payload_of(rank_), in, bytes);
   meet(op);
   check_posted();
@@ -490,8 +495,8 @@ std::shared_ptr<HostBackend> BoardBackend::split(int color, int key, const std::
     if (!members.empty()) {
       *size = static_cast<int>(members.size());
       *rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
-      auto opened = open_board(&offers[kOfferBytes * static_cast<std::size_t>(members.front())], *rank,
-                               *size);
+      auto opened = open_board(&offers[kOfferBytes * static_cast<std::size_t>(members.front())],
+                               *rank, *size);
       tree_->add(opened);
       child = make_child(std::move(opened), *rank, name);
     }

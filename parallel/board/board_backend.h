@@ -1,6 +1,6 @@
-// BoardBackend: the collectives of ranks that meet at a Board. One algorithm for threads, which read
-// and write each other's tensors, and for processes, which copy through the staging areas; work is
-// shared: every rank reduces its own slice, always in rank order.
+// BoardBackend: the collectives of ranks that meet at a Board. One algorithm for threads, which
+// read and write each other's tensors, and for processes, which copy through the staging areas;
+// work is shared: every rank reduces its own slice, always in rank order.
 #pragma once
 
 #include <memory>
@@ -43,8 +43,8 @@ class BoardBackend : public HostBackend {
   // Gathers `bytes` (at most kInlineBytes) of every rank into `out`.
   void exchange(HostOpKind kind, std::uint64_t sequence, const void* in, void* out,
                 std::size_t bytes);
-  // The same in the name of `op`, a collective whose data moves elsewhere: `op` is what must agree and
-  // what errors speak of.
+  // The same in the name of `op`, a collective whose data moves elsewhere: `op` is what must agree
+  // and what errors speak of.
   void exchange(const HostOp& op, const void* in, void* out, std::size_t bytes);
 
  private:

@@ -1,4 +1,5 @@
-// Sleeping on a 32-bit word that another thread, or another process that maps the same memory, changes.
+// Sleeping on a 32-bit word that another thread, or another process that maps the same memory,
+// changes.
 #pragma once
 
 #include <linux/futex.h>

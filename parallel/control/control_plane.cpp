@@ -45,8 +45,8 @@ void ControlPlane::barrier(const std::string& name, double timeout_seconds) {
   for (int r = 0; r < world_size_; ++r) {
     if (!peek(key_of(r))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
   }
-  TESSERA_FAIL(ErrorKind::kTransient, "[control] barrier {}: rank {} waited {:g} s for rank {}", name,
-               rank_, timeout_seconds, missing.empty() ? "0" : missing);
+  TESSERA_FAIL(ErrorKind::kTransient, "[control] barrier {}: rank {} waited {:g} s for rank {}",
+               name, rank_, timeout_seconds, missing.empty() ? "0" : missing);
 }
 
 std::string ControlPlane::broadcast(const std::string& name, const std::string& blob, int root,

@@ -15,7 +15,8 @@ namespace {
 // What the ranks share.
 struct LocalState {
   explicit LocalState(int world_size)
-      : callbacks(static_cast<std::size_t>(world_size)), passed(static_cast<std::size_t>(world_size), -1) {}
+      : callbacks(static_cast<std::size_t>(world_size)),
+        passed(static_cast<std::size_t>(world_size), -1) {}
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -50,7 +51,8 @@ class LocalControlPlane final : public ControlPlane {
     });
     const auto found = state_->values.find(key);
     if (found != state_->values.end()) return found->second;
-    if (state_->failure) throw AbortedError(fmt::format("[control] ended: {}", state_->failure->text));
+    if (state_->failure)
+      throw AbortedError(fmt::format("[control] ended: {}", state_->failure->text));
     TESSERA_FAIL(ErrorKind::kTransient, "[control] rank {} waited {:g} s for {}", rank(),
                  timeout_seconds, key);
   }
@@ -81,7 +83,8 @@ class LocalControlPlane final : public ControlPlane {
   }
   std::optional<FailureReport> wait_failure(double timeout_seconds) const override {
     std::unique_lock lock(state_->mutex);
-    state_->changed.wait_for(lock, seconds(timeout_seconds), [&] { return state_->failure.has_value(); });
+    state_->changed.wait_for(lock, seconds(timeout_seconds),
+                             [&] { return state_->failure.has_value(); });
     return state_->failure;
   }
   void on_abort(std::function<void(const FailureReport&)> callback) override {
@@ -97,7 +100,8 @@ class LocalControlPlane final : public ControlPlane {
   void request_stop(const std::string& reason) override {
     const std::lock_guard lock(state_->mutex);
     if (state_->decision) return;
-    state_->decision = StopDecision{*std::max_element(state_->passed.begin(), state_->passed.end()) + 1, reason};
+    state_->decision =
+        StopDecision{*std::max_element(state_->passed.begin(), state_->passed.end()) + 1, reason};
   }
   std::optional<StopDecision> agreed_stop(std::int64_t edge) override {
     const std::lock_guard lock(state_->mutex);

@@ -155,13 +155,17 @@ class ControlServer::Loop {
     if (!is_open || is_bad) return false;
     if (!control::send_available(connection.socket, connection.out)) return false;
     if (connection.is_closing && connection.out.empty()) return false;
-    if (now - connection.last_heard > options_.silence_seconds) {
+    // On one machine the kernel closes the socket of a dead process; a silent one is only stopped,
+    // by a debugger perhaps.
+    if (!control::is_unix_address(address_) &&
+        now - connection.last_heard > options_.silence_seconds) {
       if (connection.rank >= 0) {
-        set_failure({connection.rank, ErrorKind::kTransient,
-                     fmt::format("[control] rank {} ({}) has sent no heartbeat for {:g} s; its machine or "
-                                 "the network is gone, or the process is stopped",
-                                 connection.rank, member_of(connection).who, options_.silence_seconds),
-                     true});
+        set_failure(
+            {connection.rank, ErrorKind::kTransient,
+             fmt::format("[control] rank {} ({}) has sent no heartbeat for {:g} s; its machine or "
+                         "the network is gone, or the process is stopped",
+                         connection.rank, member_of(connection).who, options_.silence_seconds),
+             true});
       }
       return false;
     }
@@ -170,7 +174,8 @@ class ControlServer::Loop {
 
   // False to close the connection at once.
   bool handle(Connection& connection, const Message& message) {
-    if (connection.rank < 0) return message.kind == MessageKind::kHello && admit(connection, message);
+    if (connection.rank < 0)
+      return message.kind == MessageKind::kHello && admit(connection, message);
     switch (message.kind) {
       case MessageKind::kSet: {
         values_[message.key] = message.value;
@@ -227,23 +232,27 @@ class ControlServer::Loop {
     };
     const auto world = static_cast<std::int64_t>(members_.size());
     if (hello.value != options_.token) {
-      return refuse(fmt::format("[control] {} belongs to another job than this server at {}; choose "
-                                "another port",
-                                hello.key, address_));
+      return refuse(
+          fmt::format("[control] {} belongs to another job than this server at {}; choose "
+                      "another port",
+                      hello.key, address_));
     }
     if (hello.number2 != world) {
-      return refuse(fmt::format("[control] {} says the job has {} ranks, the server at {} counts {}; "
-                                "start every rank with the same world size",
-                                hello.key, hello.number2, address_, world));
+      return refuse(
+          fmt::format("[control] {} says the job has {} ranks, the server at {} counts {}; "
+                      "start every rank with the same world size",
+                      hello.key, hello.number2, address_, world));
     }
     if (hello.number < 0 || hello.number >= world) {
-      return refuse(fmt::format("[control] {} says it is rank {} of {}", hello.key, hello.number, world));
+      return refuse(
+          fmt::format("[control] {} says it is rank {} of {}", hello.key, hello.number, world));
     }
     Member& member = members_[static_cast<std::size_t>(hello.number)];
     if (member.state != MemberState::kExpected) {
-      return refuse(fmt::format("[control] {} says it is rank {}, which {} already is; give every "
-                                "process its own rank",
-                                hello.key, hello.number, member.who));
+      return refuse(
+          fmt::format("[control] {} says it is rank {}, which {} already is; give every "
+                      "process its own rank",
+                      hello.key, hello.number, member.who));
     }
     member.state = MemberState::kHere;
     member.who = hello.key;
@@ -268,17 +277,19 @@ class ControlServer::Loop {
     return connections_.erase(it);
   }
 
-  // A connection that broke without a goodbye is a lost rank, unless something explains it better soon.
+  // A connection that broke without a goodbye is a lost rank, unless something explains it better
+  // soon.
   void judge_losses(double now) {
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
       Member& member = members_[rank];
       if (member.state != MemberState::kHere || member.lost_at == 0) continue;
       if (!failure_ && now - member.lost_at < options_.loss_grace_seconds) continue;
       member.state = MemberState::kGone;
-      set_failure({static_cast<int>(rank), ErrorKind::kTransient,
-                   fmt::format("[control] rank {} ({}) was lost: its connection closed without a goodbye",
-                               rank, member.who),
-                   true});
+      set_failure(
+          {static_cast<int>(rank), ErrorKind::kTransient,
+           fmt::format("[control] rank {} ({}) was lost: its connection closed without a goodbye",
+                       rank, member.who),
+           true});
       decide_stop();
       changed_.notify_all();
     }

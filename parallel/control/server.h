@@ -1,5 +1,5 @@
-// ControlServer: the meeting point of a job's ranks (see control_plane.h), a thread with a poll loop. It
-// runs in the launcher, or in rank 0 when something else launched the ranks.
+// ControlServer: the meeting point of a job's ranks (see control_plane.h), a thread with a poll
+// loop. It runs in the launcher, or in rank 0 when something else launched the ranks.
 #pragma once
 
 #include <functional>
@@ -23,15 +23,16 @@ class ControlServer {
   // Where the ranks connect to.
   const std::string& address() const;
 
-  // As if `rank` had reported it; for a launcher that saw the process end. Pass -1 for the launcher's
-  // own troubles.
+  // As if `rank` had reported it; for a launcher that saw the process end. Pass -1 for the
+  // launcher's own troubles.
   void report_error(int rank, ErrorKind kind, const std::string& text);
   void request_stop(const std::string& reason);
 
   std::optional<FailureReport> first_failure() const;
   // Whether the rank has said goodbye.
   bool has_left(int rank) const;
-  // Waits until every rank has left or was lost, at most `timeout_seconds`; returns whether they have.
+  // Waits until every rank has left or was lost, at most `timeout_seconds`; returns whether they
+  // have.
   bool wait_all_left(double timeout_seconds) const;
 
  private:

@@ -1,5 +1,5 @@
-// The control plane of a rank that is a process: a connection to the server and a thread that keeps it
-// alive while the rank computes.
+// The control plane of a rank that is a process: a connection to the server and a thread that keeps
+// it alive while the rank computes.
 #include <poll.h>
 #include <unistd.h>
 
@@ -46,8 +46,8 @@ class SocketControlPlane final : public ControlPlane {
     lock.unlock();
     stop_thread();
     CHECK_USER(refusal.empty(), "{}", refusal);
-    TESSERA_FAIL(ErrorKind::kTransient, "[control] rank {}: {} took the connection but gave no welcome",
-                 rank, address);
+    TESSERA_FAIL(ErrorKind::kTransient,
+                 "[control] rank {}: {} took the connection but gave no welcome", rank, address);
   }
   ~SocketControlPlane() override { stop_thread(); }
 
@@ -105,8 +105,8 @@ class SocketControlPlane final : public ControlPlane {
       }
       if (!is_over) {
         TESSERA_FAIL(ErrorKind::kTransient,
-                     "[control] rank {} waited {:g} s for the ranks to agree on where to stop", rank(),
-                     kDecisionSeconds);
+                     "[control] rank {} waited {:g} s for the ranks to agree on where to stop",
+                     rank(), kDecisionSeconds);
       }
     }
     if (decision_ && edge >= decision_->edge) return decision_;
@@ -125,8 +125,8 @@ class SocketControlPlane final : public ControlPlane {
 
  private:
   // The answer to a kGet, or nothing after `timeout_seconds`.
-  std::optional<Message> ask(std::unique_lock<std::mutex>& lock, const std::string& key, bool at_once,
-                             double timeout_seconds) {
+  std::optional<Message> ask(std::unique_lock<std::mutex>& lock, const std::string& key,
+                             bool at_once, double timeout_seconds) {
     const std::int64_t request = next_request_++;
     send({MessageKind::kGet, request, at_once ? 1 : 0, key, {}});
     changed_.wait_for(lock, seconds(timeout_seconds),
@@ -145,13 +145,15 @@ class SocketControlPlane final : public ControlPlane {
     const double end = control::monotonic_seconds() + options_.connect_seconds;
     std::string problem = "no answer";
     for (double pause = 0.01;; pause = std::min(pause * 2, 0.5)) {
-      socket_ = control::connect_to(address_, std::max(0.1, end - control::monotonic_seconds()), &problem);
+      socket_ = control::connect_to(address_, std::max(0.1, end - control::monotonic_seconds()),
+                                    &problem);
       if (socket_.is_open()) break;
       if (control::monotonic_seconds() > end) {
-        TESSERA_FAIL(ErrorKind::kTransient,
-                     "[control] rank {} found nobody at {} for {:g} s ({}). Is rank 0 running, and does its "
-                     "machine accept connections on that port?",
-                     rank(), address_, options_.connect_seconds, problem);
+        TESSERA_FAIL(
+            ErrorKind::kTransient,
+            "[control] rank {} found nobody at {} for {:g} s ({}). Is rank 0 running, and does its "
+            "machine accept connections on that port?",
+            rank(), address_, options_.connect_seconds, problem);
       }
       std::this_thread::sleep_for(seconds(pause));
     }
@@ -210,7 +212,8 @@ class SocketControlPlane final : public ControlPlane {
     while (auto message = control::decode(in, &is_bad)) handle(*message);
     if (!is_open || is_bad) return false;
     if (!control::send_available(socket_, out_)) return false;
-    // On one machine the kernel closes a dead server's socket; across machines nobody else would tell.
+    // On one machine the kernel closes a dead server's socket; across machines nobody else would
+    // tell.
     return control::is_unix_address(address_) || now - last_heard_ <= options_.silence_seconds;
   }
 
@@ -247,11 +250,12 @@ class SocketControlPlane final : public ControlPlane {
     is_lost_ = true;
     if (!is_leaving_ && is_welcome_) {
       const bool is_silent = now - last_heard_ > options_.silence_seconds;
-      set_failure({-1, ErrorKind::kTransient,
-                   fmt::format("[control] rank {} lost the control server at {} ({}): the launcher or "
-                               "rank 0 has ended, or the network is down",
-                               rank(), address_, is_silent ? "silent" : "connection closed"),
-                   true});
+      set_failure(
+          {-1, ErrorKind::kTransient,
+           fmt::format("[control] rank {} lost the control server at {} ({}): the launcher or "
+                       "rank 0 has ended, or the network is down",
+                       rank(), address_, is_silent ? "silent" : "connection closed"),
+           true});
     }
     changed_.notify_all();
   }

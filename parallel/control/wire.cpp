@@ -22,8 +22,8 @@
 namespace tessera::control {
 namespace {
 
-// Frame: magic, body length, then kind, two numbers, key length, key, value; little-endian hosts only,
-// as everything else here. The magic turns away whoever knocks at the wrong port.
+// Frame: magic, body length, then kind, two numbers, key length, key, value; little-endian hosts
+// only, as everything else here. The magic turns away whoever knocks at the wrong port.
 constexpr std::uint32_t kMagic = 0x54534331;
 constexpr std::size_t kHeader = 8;
 constexpr std::size_t kMaxBody = std::size_t{256} << 20;
@@ -156,10 +156,11 @@ Socket listen_on(const std::string& address, std::string* bound) {
   if (is_unix_address(address)) {
     const UnixAddress at = unix_address(address);
     Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_USER(socket.is_open() &&
-                   ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&at.address), at.bytes) == 0 &&
-                   ::listen(socket.fd(), 1024) == 0,
-               "[control] cannot listen on {}: {}", address, std::strerror(errno));
+    CHECK_USER(
+        socket.is_open() &&
+            ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&at.address), at.bytes) == 0 &&
+            ::listen(socket.fd(), 1024) == 0,
+        "[control] cannot listen on {}: {}", address, std::strerror(errno));
     set_flags(socket.fd());
     *bound = address;
     return socket;
@@ -238,8 +239,8 @@ Socket connect_to(const std::string& address, double timeout_seconds, std::strin
     return Socket();
   }
   for (const addrinfo* at = list.first; at != nullptr; at = at->ai_next) {
-    Socket socket = finish(Socket(::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)), at->ai_addr,
-                           at->ai_addrlen);
+    Socket socket = finish(Socket(::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+                           at->ai_addr, at->ai_addrlen);
     if (!socket.is_open()) continue;
     set_tcp_options(socket.fd());
     return socket;
@@ -270,8 +271,8 @@ bool send_available(const Socket& socket, std::string& bytes) {
   std::size_t sent = 0;
   bool is_open = true;
   while (sent < bytes.size()) {
-    const ssize_t put = ::send(socket.fd(), bytes.data() + sent, bytes.size() - sent,
-                               MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t put =
+        ::send(socket.fd(), bytes.data() + sent, bytes.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (put >= 0) {
       sent += static_cast<std::size_t>(put);
       continue;

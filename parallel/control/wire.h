@@ -1,4 +1,5 @@
-// What travels between the ranks and the control server: small framed messages over a stream socket.
+// What travels between the ranks and the control server: small framed messages over a stream
+// socket.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ struct Message {
 };
 
 std::string encode(const Message& message);
-// Takes one whole message from the front of `bytes`; nothing if it is not complete yet. Sets `is_bad`
-// when the bytes cannot be ours.
+// Takes one whole message from the front of `bytes`; nothing if it is not complete yet. Sets
+// `is_bad` when the bytes cannot be ours.
 std::optional<Message> decode(std::string& bytes, bool* is_bad);
 
 // An open file descriptor.

@@ -16,10 +16,13 @@ namespace {
 
 // Operands up to this size travel with the call itself.
 constexpr std::size_t kInlineBytes = 512;
-// Bytes of one message: well below what MPI can count, and small enough to bound the staging memory.
+// Bytes of one message: well below what MPI can count, and small enough to bound the staging
+// memory.
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
 
-const char* offset(const void* base, std::size_t bytes) { return static_cast<const char*>(base) + bytes; }
+const char* offset(const void* base, std::size_t bytes) {
+  return static_cast<const char*>(base) + bytes;
+}
 char* offset(void* base, std::size_t bytes) { return static_cast<char*>(base) + bytes; }
 void copy(void* out, const void* in, std::size_t bytes) {
   if (out != in && bytes != 0) std::memmove(out, in, bytes);
@@ -34,8 +37,8 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Messages come within microseconds or after a peer's computation: yield a few times, then sleep longer
-// and longer, so that ranks which share cores do not steal from each other.
+// Messages come within microseconds or after a peer's computation: yield a few times, then sleep
+// longer and longer, so that ranks which share cores do not steal from each other.
 class Pause {
  public:
   void operator()() {
@@ -63,8 +66,8 @@ class MpiBackend::Batch {
   explicit Batch(MpiBackend& backend) : backend_(backend) {}
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
-  // Receives that will not come must not write into memory that is about to go. Sends cannot be taken
-  // back; once the job is aborted no further MPI call moves them.
+  // Receives that will not come must not write into memory that is about to go. Sends cannot be
+  // taken back; once the job is aborted no further MPI call moves them.
   ~Batch() {
     const std::lock_guard lock(backend_.state_->lock());
     for (Entry& entry : entries_) {
@@ -121,9 +124,10 @@ class MpiBackend::Batch {
     for (Pause pause; !is_done(); pause()) {
       if (backend_.state_->reason()) backend_.throw_aborted(op);
       if (now() < end) continue;
-      backend_.fail(ErrorKind::kTransient,
-                    fmt::format("[{}] {}: rank {} waited {:g} s for {}", backend_.name_, to_string(op),
-                                backend_.rank_, backend_.timeout_seconds_, backend_.describe(missing())));
+      backend_.fail(
+          ErrorKind::kTransient,
+          fmt::format("[{}] {}: rank {} waited {:g} s for {}", backend_.name_, to_string(op),
+                      backend_.rank_, backend_.timeout_seconds_, backend_.describe(missing())));
     }
     entries_.clear();
   }
@@ -145,8 +149,8 @@ class MpiBackend::Batch {
   std::vector<Entry> entries_;
 };
 
-MpiBackend::MpiBackend(std::shared_ptr<MpiState> state, int group, std::vector<int> members, int rank,
-                       std::string name, double timeout_seconds)
+MpiBackend::MpiBackend(std::shared_ptr<MpiState> state, int group, std::vector<int> members,
+                       int rank, std::string name, double timeout_seconds)
     : state_(std::move(state)),
       group_(group),
       members_(std::move(members)),
@@ -167,8 +171,8 @@ void MpiBackend::fail(ErrorKind kind, const std::string& reason) {
 }
 
 void MpiBackend::throw_aborted(const HostOp& op) {
-  // A peer may tell of a disagreement before this rank has heard all calls and found it by itself; it
-  // is the same error on every rank of the group.
+  // A peer may tell of a disagreement before this rank has heard all calls and found it by itself;
+  // it is the same error on every rank of the group.
   const std::string reason = state_->reason().value_or("");
   if (reason.starts_with(fmt::format("[{}] the ranks disagree", name_))) {
     throw Error(ErrorKind::kInternal, reason);
@@ -184,7 +188,11 @@ void MpiBackend::throw_ended(const HostOp& op) {
 std::string MpiBackend::describe(const std::vector<int>& ranks) const {
   std::string text;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += fmt::format("{}rank {}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+    text += fmt::format("{}rank {}",
+                        i == 0                  ? ""
+                        : i + 1 == ranks.size() ? " and "
+                                                : ", ",
+                        ranks[i]);
   }
   return text;
 }
@@ -240,7 +248,8 @@ void MpiBackend::run_inline(const HostOp& op) {
     case HostOpKind::kAllReduce:
     case HostOpKind::kReduceScatter: {
       const std::size_t skip = op.kind == HostOpKind::kReduceScatter ? own : 0;
-      for (int r = 0; r < size(); ++r) inputs_[static_cast<std::size_t>(r)] = calls_[r].payload + skip;
+      for (int r = 0; r < size(); ++r)
+        inputs_[static_cast<std::size_t>(r)] = calls_[r].payload + skip;
       reduce_in_rank_order(op.dtype, op.reduce, inputs_, {&op.out, 1}, op.count);
       break;
     }
@@ -278,7 +287,8 @@ void MpiBackend::all_reduce(const HostOp& op) {
     Batch batch(*this);
     for (int r = 0; r < size(); ++r) {
       unsigned char* there = staging_.data() + own * static_cast<std::size_t>(r);
-      inputs_[static_cast<std::size_t>(r)] = r == rank_ ? base + start_of(rank_) : static_cast<void*>(there);
+      inputs_[static_cast<std::size_t>(r)] =
+          r == rank_ ? base + start_of(rank_) : static_cast<void*>(there);
       if (r != rank_) batch.receive(there, own, r, Tag::kData);
     }
     for (int i = 1; i < size(); ++i) {
@@ -306,7 +316,8 @@ void MpiBackend::all_gather(const HostOp& op) {
     Batch batch(*this);
     for (int i = 1; i < size(); ++i) {
       const int r = (rank_ + i) % size();
-      batch.receive(offset(op.out, piece * static_cast<std::size_t>(r) + begin), bytes, r, Tag::kData);
+      batch.receive(offset(op.out, piece * static_cast<std::size_t>(r) + begin), bytes, r,
+                    Tag::kData);
       batch.send(offset(op.in, begin), bytes, r, Tag::kData);
     }
     batch.wait(op);
@@ -371,8 +382,8 @@ void MpiBackend::broadcast(const HostOp& op) {
   }
 }
 
-// A message: both sides tell each other what they are about to do (so the sender knows that the receive
-// is there), then the data follows.
+// A message: both sides tell each other what they are about to do (so the sender knows that the
+// receive is there), then the data follows.
 struct MpiBackend::Transfer {
   Transfer(MpiBackend& backend, const HostOp& op) : op(op), batch(backend) {}
   HostOp op;
@@ -451,8 +462,9 @@ void MpiBackend::run_group(std::span<const HostOp> ops) {
                                    [](const Transfer& transfer) { return !transfer.is_complete; });
     if (state_->reason()) throw_aborted(open->op);
     if (now() > end) {
-      fail(ErrorKind::kTransient, fmt::format("[{}] {}: rank {} waited {:g} s for rank {}", name_,
-                                              to_string(open->op), rank_, timeout_seconds_, open->op.peer));
+      fail(ErrorKind::kTransient,
+           fmt::format("[{}] {}: rank {} waited {:g} s for rank {}", name_, to_string(open->op),
+                       rank_, timeout_seconds_, open->op.peer));
     }
     pause();
   }
@@ -488,10 +500,13 @@ std::shared_ptr<HostBackend> MpiBackend::split(int color, int key, const std::st
     return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
   });
   std::vector<int> members;
-  for (const int position : positions) members.push_back(members_[static_cast<std::size_t>(position)]);
+  for (const int position : positions)
+    members.push_back(members_[static_cast<std::size_t>(position)]);
   *size = static_cast<int>(members.size());
-  *rank = static_cast<int>(std::find(positions.begin(), positions.end(), rank_) - positions.begin());
-  return std::make_shared<MpiBackend>(state_, group, std::move(members), *rank, name, timeout_seconds_);
+  *rank =
+      static_cast<int>(std::find(positions.begin(), positions.end(), rank_) - positions.begin());
+  return std::make_shared<MpiBackend>(state_, group, std::move(members), *rank, name,
+                                      timeout_seconds_);
 }
 
 }  // namespace tessera::mpi

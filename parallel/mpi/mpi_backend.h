@@ -1,6 +1,6 @@
 // Collectives of CPU ranks over MPI messages. MPI's own reductions may add in any order and its
-// collectives cannot be interrupted, so everything is made of non-blocking sends and receives: pieces
-// travel to the rank that owns them and are added there in rank order.
+// collectives cannot be interrupted, so everything is made of non-blocking sends and receives:
+// pieces travel to the rank that owns them and are added there in rank order.
 #pragma once
 
 #include <deque>

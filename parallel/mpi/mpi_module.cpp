@@ -32,8 +32,9 @@ int start(int* rank, int* size, int* local_rank, char* problem) {
     MPI_Query_thread(&level);
   }
   if (level < MPI_THREAD_SERIALIZED) {
-    return report(problem, "[mpi] this MPI library allows calls from one thread only; a build with thread "
-                           "support is needed");
+    return report(problem,
+                  "[mpi] this MPI library allows calls from one thread only; a build with thread "
+                  "support is needed");
   }
   if (state() == nullptr) {
     MPI_Comm world = MPI_COMM_NULL;
@@ -83,11 +84,13 @@ void finish() {
 
 void abort(int exit_code) { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
-constexpr MpiModuleTable kTable = {MpiModuleTable::kVersion, start, broadcast, make_world, finish, abort};
+constexpr MpiModuleTable kTable = {
+    MpiModuleTable::kVersion, start, broadcast, make_world, finish, abort};
 
 }  // namespace
 }  // namespace tessera::mpi
 
-extern "C" __attribute__((visibility("default"))) const tessera::MpiModuleTable* tessera_mpi_module() {
+extern "C" __attribute__((visibility("default"))) const tessera::MpiModuleTable*
+tessera_mpi_module() {
   return &tessera::mpi::kTable;
 }

@@ -25,7 +25,9 @@ MpiState::MpiState(MPI_Comm world) : world_(world) {
   listen();
 }
 
-int MpiState::tag(int group, Tag kind) const { return 1 + group * kTagsPerGroup + static_cast<int>(kind); }
+int MpiState::tag(int group, Tag kind) const {
+  return 1 + group * kTagsPerGroup + static_cast<int>(kind);
+}
 
 void MpiState::use_group(int number) {
   CHECK(number < (largest_tag_ - kTagsPerGroup) / kTagsPerGroup,
@@ -34,8 +36,8 @@ void MpiState::use_group(int number) {
 }
 
 void MpiState::listen() {
-  MPI_Irecv(heard_.data(), static_cast<int>(kReasonBytes), MPI_CHAR, MPI_ANY_SOURCE, kAbortTag, world_,
-            &listening_);
+  MPI_Irecv(heard_.data(), static_cast<int>(kReasonBytes), MPI_CHAR, MPI_ANY_SOURCE, kAbortTag,
+            world_, &listening_);
 }
 
 bool MpiState::keep_first(const std::string& reason) {
@@ -63,16 +65,19 @@ bool MpiState::abort(const std::string& reason) noexcept {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       MPI_Request request = MPI_REQUEST_NULL;
-      MPI_Isend(told_.data(), static_cast<int>(kReasonBytes), MPI_CHAR, r, kAbortTag, world_, &request);
+      MPI_Isend(told_.data(), static_cast<int>(kReasonBytes), MPI_CHAR, r, kAbortTag, world_,
+                &request);
       requests.push_back(request);
     }
   }
-  // A short while for what the library has not sent at once; peers that are gone are not waited for.
+  // A short while for what the library has not sent at once; peers that are gone are not waited
+  // for.
   for (int i = 0; i < 100; ++i) {
     int is_done = 0;
     {
       const std::lock_guard lock(mpi_mutex_);
-      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &is_done, MPI_STATUSES_IGNORE);
+      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &is_done,
+                  MPI_STATUSES_IGNORE);
     }
     if (is_done != 0) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

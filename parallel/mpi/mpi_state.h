@@ -1,5 +1,5 @@
-// What the MPI groups of one process share: the lock around every MPI call, the abort, and the numbers
-// of the groups.
+// What the MPI groups of one process share: the lock around every MPI call, the abort, and the
+// numbers of the groups.
 #pragma once
 
 // The C++ bindings of old MPI headers are not wanted.
@@ -28,8 +28,8 @@ class MpiState {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Every MPI call is made under this lock, so that the library need not be thread-safe; no call that
-  // is made under it blocks.
+  // Every MPI call is made under this lock, so that the library need not be thread-safe; no call
+  // that is made under it blocks.
   std::mutex& lock() { return mpi_mutex_; }
 
   // Group `number` has tags of its own: groups need no MPI communicator, whose making would block.

@@ -41,10 +41,10 @@ struct File {
   }
 };
 
-// Each rank holds a lock on its own byte of the file for as long as it has it open. The kernel drops
-// the lock when the process ends, however it ends, and before anyone has reaped it.
+// Each rank holds a lock on its own byte of the file for as long as it has it open. The kernel
+// drops the lock when the process ends, however it ends, and before anyone has reaped it.
 struct flock lock_of(int rank) {
-  struct flock lock{};
+  struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = rank;
@@ -54,8 +54,8 @@ struct flock lock_of(int rank) {
 void hold_rank(int fd, int rank, const std::string& path) {
   struct flock lock = lock_of(rank);
   if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
-    TESSERA_FAIL(ErrorKind::kInternal, "[processes] rank {} of {} is taken by another process: {}", rank,
-                 path, std::strerror(errno));
+    TESSERA_FAIL(ErrorKind::kInternal, "[processes] rank {} of {} is taken by another process: {}",
+                 rank, path, std::strerror(errno));
   }
 }
 bool is_held(int fd, int rank) {
@@ -67,8 +67,10 @@ std::shared_ptr<Board> open_board_file(const std::string& path, int rank, int si
   // Its own open file: locks of one open file do not exclude each other.
   auto file = std::make_shared<File>(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (file->fd < 0) {
-    TESSERA_FAIL(ErrorKind::kTransient, "[processes] cannot open {}: {}. Are all ranks on one machine, in "
-                 "one container and of one user?", path, std::strerror(errno));
+    TESSERA_FAIL(ErrorKind::kTransient,
+                 "[processes] cannot open {}: {}. Are all ranks on one machine, in "
+                 "one container and of one user?",
+                 path, std::strerror(errno));
   }
   hold_rank(file->fd, rank, path);
   const std::size_t bytes = Board::bytes_for_processes(size);
@@ -113,7 +115,8 @@ class ProcessBackend final : public board::BoardBackend {
   void close_offer(const std::string& offer) noexcept override { remove_process_board(offer); }
   std::shared_ptr<HostBackend> make_child(std::shared_ptr<Board> board, int rank,
                                           const std::string& name) override {
-    return std::make_shared<ProcessBackend>(std::move(board), tree(), rank, name, timeout_seconds());
+    return std::make_shared<ProcessBackend>(std::move(board), tree(), rank, name,
+                                            timeout_seconds());
   }
 };
 
@@ -137,12 +140,14 @@ std::string make_process_board(int size) {
     if (problem == 0) problem = posix_fallocate(file.fd, 0, static_cast<off_t>(bytes));
     if (problem == 0) return path;
     if (file.fd >= 0) ::unlink(path.c_str());
-    problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", folder, std::strerror(problem));
+    problems +=
+        fmt::format("{}{}: {}", problems.empty() ? "" : "; ", folder, std::strerror(problem));
   }
-  TESSERA_FAIL(ErrorKind::kTransient,
-               "[processes] no room for {} bytes of shared memory between {} ranks ({}). Enlarge /dev/shm "
-               "(docker run --shm-size) or set TMPDIR to a folder with room",
-               bytes, size, problems);
+  TESSERA_FAIL(
+      ErrorKind::kTransient,
+      "[processes] no room for {} bytes of shared memory between {} ranks ({}). Enlarge /dev/shm "
+      "(docker run --shm-size) or set TMPDIR to a folder with room",
+      bytes, size, problems);
 }
 
 void remove_process_board(const std::string& path) noexcept { ::unlink(path.c_str()); }
@@ -153,9 +158,9 @@ std::unique_ptr<Communicator> join_process_board(const std::string& path, int ra
   auto opened = open_board_file(path, rank, size);
   auto tree = std::make_shared<AbortTree>(std::make_shared<WorldReason>(opened));
   tree->add(opened);
-  return make_host_communicator(
-      rank, size, "world",
-      std::make_shared<ProcessBackend>(std::move(opened), std::move(tree), rank, "world", timeout_seconds));
+  return make_host_communicator(rank, size, "world",
+                                std::make_shared<ProcessBackend>(std::move(opened), std::move(tree),
+                                                                 rank, "world", timeout_seconds));
 }
 
 std::unique_ptr<Communicator> make_process_communicator(ControlPlane& control,
@@ -167,12 +172,14 @@ std::unique_ptr<Communicator> make_process_communicator(ControlPlane& control,
   };
   try {
     if (control.rank() == 0) path = make_process_board(control.world_size());
-    const std::string offer = control.broadcast("process-board", own + "\n" + path, 0, timeout_seconds);
+    const std::string offer =
+        control.broadcast("process-board", own + "\n" + path, 0, timeout_seconds);
     const std::size_t line = offer.find('\n');
-    CHECK_USER(offer.substr(0, line) == own,
-               "[processes] rank 0 runs on {}, rank {} on {}: CPU ranks on several machines need the MPI "
-               "module; start them with mpirun or srun --mpi=pmix",
-               offer.substr(0, offer.find(' ')), control.rank(), own.substr(0, own.find(' ')));
+    CHECK_USER(
+        offer.substr(0, line) == own,
+        "[processes] rank 0 runs on {}, rank {} on {}: CPU ranks on several machines need the MPI "
+        "module; start them with mpirun or srun --mpi=pmix",
+        offer.substr(0, offer.find(' ')), control.rank(), own.substr(0, own.find(' ')));
     auto world = join_process_board(offer.substr(line + 1), control.rank(), control.world_size(),
                                     timeout_seconds);
     control.barrier("process-board", timeout_seconds);

@@ -1,6 +1,6 @@
-// Groups whose ranks are processes of one machine: boards in files that all of them map. The files are
-// in memory where /dev/shm has room, else in the folder for temporary files, and have no name any more
-// once all ranks hold them, so nothing is left behind however the ranks end.
+// Groups whose ranks are processes of one machine: boards in files that all of them map. The files
+// are in memory where /dev/shm has room, else in the folder for temporary files, and have no name
+// any more once all ranks hold them, so nothing is left behind however the ranks end.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-// Makes the board of a world of `size` ranks and returns its path; kTransient when no folder has the
-// room for it. Whoever made it removes it with remove_process_board once every rank has joined.
+// Makes the board of a world of `size` ranks and returns its path; kTransient when no folder has
+// the room for it. Whoever made it removes it with remove_process_board once every rank has joined.
 std::string make_process_board(int size);
 void remove_process_board(const std::string& path) noexcept;
 
-// Joins the world at `path` as `rank`. A peer whose process ends while this one waits for it ends the
-// wait within a second or so; see make_thread_communicators for the rest.
+// Joins the world at `path` as `rank`. A peer whose process ends while this one waits for it ends
+// the wait within a second or so; see make_thread_communicators for the rest.
 std::unique_ptr<Communicator> join_process_board(const std::string& path, int rank, int size,
                                                  double timeout_seconds = 600);
 

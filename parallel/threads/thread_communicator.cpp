@@ -22,13 +22,13 @@ void ThreadBackend::close_offer(const std::string& offer) noexcept {
       static_cast<std::uintptr_t>(std::strtoull(offer.c_str(), nullptr, 10)));
 }
 
-std::shared_ptr<HostBackend> ThreadBackend::make_child(std::shared_ptr<board::Board> board, int rank,
-                                                       const std::string& name) {
+std::shared_ptr<HostBackend> ThreadBackend::make_child(std::shared_ptr<board::Board> board,
+                                                       int rank, const std::string& name) {
   return std::make_shared<ThreadBackend>(std::move(board), tree(), rank, name, timeout_seconds());
 }
 
-std::unique_ptr<PeerWindow> ThreadBackend::make_window(void* memory, std::size_t bytes, int num_flags,
-                                                       std::uint64_t sequence) {
+std::unique_ptr<PeerWindow> ThreadBackend::make_window(void* memory, std::size_t bytes,
+                                                       int num_flags, std::uint64_t sequence) {
   struct Entry {
     void* memory;
     std::size_t bytes;
@@ -42,8 +42,9 @@ std::unique_ptr<PeerWindow> ThreadBackend::make_window(void* memory, std::size_t
   exchange(HostOpKind::kWindow, sequence, &own, all.data(), sizeof own);
   for (const Entry& entry : all) {
     if (entry.num_flags == num_flags) continue;
-    const std::string reason = fmt::format("[{} make_window] rank {} wants {} flags, another rank {}",
-                                           name(), rank(), num_flags, entry.num_flags);
+    const std::string reason =
+        fmt::format("[{} make_window] rank {} wants {} flags, another rank {}", name(), rank(),
+                    num_flags, entry.num_flags);
     tree()->abort(reason);
     throw Error(ErrorKind::kInternal, reason);
   }
@@ -54,7 +55,8 @@ std::unique_ptr<PeerWindow> ThreadBackend::make_window(void* memory, std::size_t
     }
     tree()->add(state);
   }
-  // Rank 0 has filled the state when this meeting is over, the others have copied it after the next.
+  // Rank 0 has filled the state when this meeting is over, the others have copied it after the
+  // next.
   exchange(HostOpKind::kWindow, sequence, nullptr, nullptr, 0);
   std::shared_ptr<WindowState> shared = *all.front().state;
   exchange(HostOpKind::kWindow, sequence, nullptr, nullptr, 0);

@@ -1,4 +1,5 @@
-// Groups whose ranks are threads of one process (make_thread_communicators in parallel/communicator.h).
+// Groups whose ranks are threads of one process (make_thread_communicators in
+// parallel/communicator.h).
 #pragma once
 
 #include "parallel/board/board_backend.h"

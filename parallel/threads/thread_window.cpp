@@ -10,7 +10,8 @@
 namespace tessera::threads {
 namespace {
 
-// A signal on a stream. If the stream drops it (an earlier closure threw), the peer would wait in vain.
+// A signal on a stream. If the stream drops it (an earlier closure threw), the peer would wait in
+// vain.
 class PendingSignal {
  public:
   PendingSignal(std::shared_ptr<WindowState> state, int peer, int flag, std::uint64_t value)
@@ -48,7 +49,8 @@ class ThreadWindow final : public PeerWindow {
     check_peer(peer);
     const std::size_t room = state_->bytes_of(peer);
     CHECK(offset <= room && bytes <= room - offset,
-          "[window put] {} bytes at {} do not fit the {} bytes of rank {}", bytes, offset, room, peer);
+          "[window put] {} bytes at {} do not fit the {} bytes of rank {}", bytes, offset, room,
+          peer);
     cpu_stream(stream).enqueue(
         [state = state_, src, bytes, peer, offset] { state->put(src, bytes, peer, offset); });
   }
@@ -135,7 +137,8 @@ void WindowState::signal(int peer, int flag, std::uint64_t value) {
   Side& side = sides_[static_cast<std::size_t>(peer)];
   {
     const std::lock_guard lock(mutex_);
-    if (!poison_.empty()) throw AbortedError(fmt::format("[{} window] signal: {}", group_, poison_));
+    if (!poison_.empty())
+      throw AbortedError(fmt::format("[{} window] signal: {}", group_, poison_));
     std::uint64_t& current = side.flags[static_cast<std::size_t>(flag)];
     if (current < value) current = value;
   }
@@ -146,20 +149,19 @@ void WindowState::wait(int rank, int flag, std::uint64_t value) {
   Side& side = sides_[static_cast<std::size_t>(rank)];
   const std::uint64_t& current = side.flags[static_cast<std::size_t>(flag)];
   std::unique_lock lock(mutex_);
-  const bool is_over =
-      side.changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds_),
-                            [&] { return current >= value || !poison_.empty(); });
+  const bool is_over = side.changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds_),
+                                             [&] { return current >= value || !poison_.empty(); });
   if (current >= value) return;
   if (!is_over) {
     const std::string reason =
-        fmt::format("[{} window] rank {} waited {:g} s for flag {} to reach {}; it is {}", group_, rank,
-                    timeout_seconds_, flag, value, current);
+        fmt::format("[{} window] rank {} waited {:g} s for flag {} to reach {}; it is {}", group_,
+                    rank, timeout_seconds_, flag, value, current);
     lock.unlock();
     poison(reason);
     throw Error(ErrorKind::kTransient, reason);
   }
-  throw AbortedError(fmt::format("[{} window] the wait of rank {} for flag {} was ended: {}", group_,
-                                 rank, flag, poison_));
+  throw AbortedError(fmt::format("[{} window] the wait of rank {} for flag {} was ended: {}",
+                                 group_, rank, flag, poison_));
 }
 
 void WindowState::poison(const std::string& reason) noexcept {

@@ -47,10 +47,11 @@ class WindowState : public board::Interruptible {
   std::string poison_;  // empty: not poisoned
 };
 
-std::unique_ptr<PeerWindow> make_thread_window(std::shared_ptr<WindowState> state, int rank, int size);
+std::unique_ptr<PeerWindow> make_thread_window(std::shared_ptr<WindowState> state, int rank,
+                                               int size);
 
-// The window of a group of one. A wait that its own signal has not preceded would never end, so it is
-// an error at once.
+// The window of a group of one. A wait that its own signal has not preceded would never end, so it
+// is an error at once.
 std::unique_ptr<PeerWindow> make_self_window(void* memory, std::size_t bytes, int num_flags);
 
 }  // namespace tessera::threads

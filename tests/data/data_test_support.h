@@ -101,8 +101,10 @@ inline std::vector<PlainRow> all_rows(const Dataset& dataset) {
   std::vector<PlainRow> rows;
   const auto length = static_cast<std::size_t>(dataset.sequence_length());
   for (std::int64_t i = 0; i < dataset.num_rows(); ++i) {
-    PlainRow row{std::vector<std::int32_t>(length), std::vector<std::int32_t>(length),
-                 std::vector<std::int32_t>(length), {}};
+    PlainRow row{std::vector<std::int32_t>(length),
+                 std::vector<std::int32_t>(length),
+                 std::vector<std::int32_t>(length),
+                 {}};
     dataset.read_row(i, row.inputs.data(), row.targets.data(), row.positions.data(), row.lengths);
     std::size_t used = 0;
     for (const std::int32_t n : row.lengths) used += static_cast<std::size_t>(n);

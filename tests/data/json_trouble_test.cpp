@@ -1,4 +1,5 @@
-// Encoding and line trouble in JSON records (kind B91): one file of ten lines each, the seventh is odd.
+// Encoding and line trouble in JSON records (kind B91): one file of ten lines each, the seventh is
+// odd.
 #include "data/readers/json_reader.h"
 #include "data/readers/record.h"
 #include "tests/data/data_test_support.h"
@@ -63,9 +64,15 @@ TEST_F(JsonTrouble, AcceptedForms) {
   open_end.pop_back();
   EXPECT_EQ(counts_of("open.jsonl", open_end).documents, 10);
   // U+2028 and U+0085 do not end a line.
-  EXPECT_EQ(counts_of("separator.jsonl", ten_lines("{\"text\":\"a\xE2\x80\xA8" "b\xC2\x85" "c\"}")).documents, 10);
+  EXPECT_EQ(counts_of("separator.jsonl", ten_lines("{\"text\":\"a\xE2\x80\xA8"
+                                                   "b\xC2\x85"
+                                                   "c\"}"))
+                .documents,
+            10);
   EXPECT_EQ(counts_of("nul.jsonl", ten_lines("{\"text\":\"a\\u0000b\"}")).documents, 10);
-  EXPECT_EQ(counts_of("huge.jsonl", ten_lines("{\"text\":\"a\",\"score\":1e400,\"n\":NaN}")).documents, 10);
+  EXPECT_EQ(
+      counts_of("huge.jsonl", ten_lines("{\"text\":\"a\",\"score\":1e400,\"n\":NaN}")).documents,
+      10);
   EXPECT_EQ(counts_of("empty.jsonl", ten_lines("{\"text\":\"\"}")).rows_empty, 1);
 }
 
@@ -73,7 +80,8 @@ TEST_F(JsonTrouble, RefusedForms) {
   expect_bad("gbk.jsonl", "{\"text\":\"\xC4\xE3\xBA\xC3\"}", "is not UTF-8");
   expect_bad("latin.jsonl", "{\"text\":\"caf\xE9\"}", "is not UTF-8");
   expect_bad("surrogate.jsonl", "{\"text\":\"\xED\xA0\x80\"}", "is not UTF-8");
-  expect_bad("broken.jsonl", "{\"text\":\"row 7\"", "not valid JSON at byte 16: expected '}', got the end");
+  expect_bad("broken.jsonl", "{\"text\":\"row 7\"",
+             "not valid JSON at byte 16: expected '}', got the end");
   expect_bad("open.jsonl", "{\"text\":\"row 7}", "does not end");
   expect_bad("two.jsonl", "{\"text\":\"a\"}{\"text\":\"b\"}", "expected the end after the record");
   expect_bad("double.jsonl", "{\"text\":\"a\",\"text\":\"b\"}", "\"text\" is given twice");
@@ -87,25 +95,34 @@ TEST_F(JsonTrouble, RefusedForms) {
   expect_bad("float.jsonl", "{\"input_ids\":[1,2.5]}", "got 2.5");
   expect_bad("big.jsonl", "{\"input_ids\":[1,99999999999999999999]}", "got 99999999999999999999");
   expect_bad("negative.jsonl", "{\"input_ids\":[1,-1]}", "input_ids[1] is -1");
-  expect_bad("length.jsonl", "{\"input_ids\":[1,2],\"labels\":[1]}", "labels has 1 entries, expected 2");
+  expect_bad("length.jsonl", "{\"input_ids\":[1,2],\"labels\":[1]}",
+             "labels has 1 entries, expected 2");
   expect_bad("label.jsonl", "{\"input_ids\":[1,2],\"labels\":[1,-5]}", "labels[1] is -5");
-  expect_bad("mask.jsonl", "{\"input_ids\":[1,2,3],\"attention_mask\":[1,0,1]}", "attention_mask is 0 at position 1");
+  expect_bad("mask.jsonl", "{\"input_ids\":[1,2,3],\"attention_mask\":[1,0,1]}",
+             "attention_mask is 0 at position 1");
 }
 
 TEST_F(JsonTrouble, Utf16IsNamed) {
-  EXPECT_NE(error_of_file("a.jsonl", std::string("\xFF\xFE{\0\"\0", 6)).find("UTF-16"), std::string::npos);
+  EXPECT_NE(error_of_file("a.jsonl", std::string("\xFF\xFE{\0\"\0", 6)).find("UTF-16"),
+            std::string::npos);
 }
 
 TEST_F(JsonTrouble, BrokenArraysStopWithTheirLine) {
-  EXPECT_NE(error_of_file("a.json", "[{\"text\":\"a\"}\n{\"text\":\"b\"}]").find("a.json:2: expected ','"),
+  EXPECT_NE(error_of_file("a.json", "[{\"text\":\"a\"}\n{\"text\":\"b\"}]")
+                .find("a.json:2: expected ','"),
             std::string::npos);
-  EXPECT_NE(error_of_file("b.json", "[{\"text\":\"a\"},\n]").find("b.json:2: the array ends behind a comma"),
+  EXPECT_NE(error_of_file("b.json", "[{\"text\":\"a\"},\n]")
+                .find("b.json:2: the array ends behind a comma"),
             std::string::npos);
-  EXPECT_NE(error_of_file("c.json", "[{\"text\":\"a\"},\n{\"text\":\"b\"").find("c.json:2: the record"),
+  EXPECT_NE(
+      error_of_file("c.json", "[{\"text\":\"a\"},\n{\"text\":\"b\"").find("c.json:2: the record"),
+      std::string::npos);
+  EXPECT_NE(error_of_file("d.json", "[{\"text\":\"a\"}").find("ends before its array"),
             std::string::npos);
-  EXPECT_NE(error_of_file("d.json", "[{\"text\":\"a\"}").find("ends before its array"), std::string::npos);
-  EXPECT_NE(error_of_file("e.json", "[{\"text\":\"a\"}] x").find("more text follows"), std::string::npos);
-  EXPECT_NE(error_of_file("f.json", "[{\"text\":\"a\"},\n\n7]").find("f.json:3: a record must be an object"),
+  EXPECT_NE(error_of_file("e.json", "[{\"text\":\"a\"}] x").find("more text follows"),
+            std::string::npos);
+  EXPECT_NE(error_of_file("f.json", "[{\"text\":\"a\"},\n\n7]")
+                .find("f.json:3: a record must be an object"),
             std::string::npos);
 }
 
@@ -121,9 +138,11 @@ TEST_F(JsonTrouble, Strings) {
 }
 
 TEST_F(JsonTrouble, DeepNestingIsBounded) {
-  EXPECT_EQ(text_in("{\"x\":" + std::string(500, '[') + std::string(500, ']') + ",\"text\":\"a\"}"), "a");
-  EXPECT_NE(text_in("{\"x\":" + std::string(100000, '[') + ",\"text\":\"a\"}").find("nested deeper"),
-            std::string::npos);
+  EXPECT_EQ(text_in("{\"x\":" + std::string(500, '[') + std::string(500, ']') + ",\"text\":\"a\"}"),
+            "a");
+  EXPECT_NE(
+      text_in("{\"x\":" + std::string(100000, '[') + ",\"text\":\"a\"}").find("nested deeper"),
+      std::string::npos);
 }
 
 TEST_F(JsonTrouble, OneLongRow) {

@@ -26,8 +26,8 @@ TEST_F(Labels, WithoutLabelsEveryNextTokenIsTrained) {
 }
 
 TEST_F(Labels, AlignedAsInHuggingFace) {
-  const auto data = prepare_file(
-      "a.jsonl", "{\"input_ids\":[5,6,7,8,9],\"labels\":[-100,-100,7,-100,9]}\n");
+  const auto data =
+      prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8,9],\"labels\":[-100,-100,7,-100,9]}\n");
   EXPECT_EQ(data->sources()[0].documents->alignment(), LabelAlignment::kAligned);
   const auto rows = all_rows(*data);
   EXPECT_EQ(rows[0].inputs, Ids({5, 6, 7, 8}));
@@ -35,8 +35,7 @@ TEST_F(Labels, AlignedAsInHuggingFace) {
 }
 
 TEST_F(Labels, Shifted) {
-  const auto data =
-      prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8],\"labels\":[-100,7,8,3]}\n");
+  const auto data = prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8],\"labels\":[-100,7,8,3]}\n");
   EXPECT_EQ(data->sources()[0].documents->alignment(), LabelAlignment::kShifted);
   const auto rows = all_rows(*data);
   EXPECT_EQ(rows[0].inputs, Ids({5, 6, 7, 8}));
@@ -44,8 +43,8 @@ TEST_F(Labels, Shifted) {
 }
 
 TEST_F(Labels, ShiftedWithoutALastLabel) {
-  const auto rows = all_rows(
-      *prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8],\"labels\":[6,-100,8,-100]}\n"));
+  const auto rows =
+      all_rows(*prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8],\"labels\":[6,-100,8,-100]}\n"));
   EXPECT_EQ(rows[0].inputs, Ids({5, 6, 7}));
   EXPECT_EQ(rows[0].targets, Ids({6, -100, 8}));
 }
@@ -133,12 +132,12 @@ TEST_F(Labels, PaddingGoesByTheMask) {
 }
 
 TEST_F(Labels, PositionsAndMaskNumbersSeparateDocuments) {
-  auto rows = all_rows(*prepare_file(
-      "a.jsonl", "{\"input_ids\":[5,6,7,8,9],\"position_ids\":[0,1,0,1,2]}\n"));
+  auto rows = all_rows(
+      *prepare_file("a.jsonl", "{\"input_ids\":[5,6,7,8,9],\"position_ids\":[0,1,0,1,2]}\n"));
   EXPECT_EQ(rows[0].inputs, Ids({5, 7, 8}));
   EXPECT_EQ(rows[0].targets, Ids({6, 8, 9}));
-  rows = all_rows(*prepare_file(
-      "b.jsonl", "{\"input_ids\":[5,6,7,8,9],\"attention_mask\":[1,1,2,2,0]}\n"));
+  rows = all_rows(
+      *prepare_file("b.jsonl", "{\"input_ids\":[5,6,7,8,9],\"attention_mask\":[1,1,2,2,0]}\n"));
   EXPECT_EQ(rows[0].inputs, Ids({5, 7}));
   EXPECT_EQ(rows[0].targets, Ids({6, 8}));
 }
@@ -168,7 +167,8 @@ TEST_F(Labels, IdsOutsideOfTheVocabularyAreFoundBeforeTheFirstStep) {
 }
 
 TEST_F(Labels, TextNeedsATokenizer) {
-  EXPECT_NE(error_of_file("a.jsonl", "{\"text\":\"a\"}\n").find("set data.tokenizer"), std::string::npos);
+  EXPECT_NE(error_of_file("a.jsonl", "{\"text\":\"a\"}\n").find("set data.tokenizer"),
+            std::string::npos);
 }
 
 TEST_F(Labels, WideIds) {
@@ -225,7 +225,8 @@ TEST_F(Labels, OutsideGoldenOfAnotherTrainerIsAligned) {
   const auto data = prepare().train;
   EXPECT_EQ(data->sources()[0].documents->alignment(), LabelAlignment::kAligned);
   const auto labels = golden["labels"].get<Ids>();
-  const auto trained = std::count_if(labels.begin() + 1, labels.end(), [](int id) { return id >= 0; });
+  const auto trained =
+      std::count_if(labels.begin() + 1, labels.end(), [](int id) { return id >= 0; });
   EXPECT_EQ(data->sources()[0].rows->counts().target_tokens, trained);
 }
 

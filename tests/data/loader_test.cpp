@@ -1,5 +1,5 @@
-// The order of rows: equal for every number of ranks, over epochs and after resumes (kinds B04, B24,
-// B26, B28), and the form of a micro-batch (B87, B88).
+// The order of rows: equal for every number of ranks, over epochs and after resumes (kinds B04,
+// B24, B26, B28), and the form of a micro-batch (B87, B88).
 #include "data/loader.h"
 
 #include <algorithm>
@@ -103,7 +103,8 @@ TEST_F(Loader, TheLastStepOfAnEpochIsSmaller) {
   const MicroBatch last = loader.load(1, 3);
   EXPECT_EQ(last.target_tokens, 0);
   EXPECT_EQ(last.row_ids, std::vector<std::int64_t>({-1}));
-  EXPECT_TRUE(std::all_of(last.documents.begin(), last.documents.end(), [](int d) { return d == 0; }));
+  EXPECT_TRUE(
+      std::all_of(last.documents.begin(), last.documents.end(), [](int d) { return d == 0; }));
   EXPECT_EQ(last.order.size(), 16u);
 
   DataLoader three(rows(3), {1, 4, 0, 1, 3});
@@ -142,17 +143,18 @@ TEST_F(Loader, DocumentsPaddingAndOrderOfAMicroBatch) {
   settings.sequence_length = 8;
   // Row 0: documents of 3 and 2 pairs; row 1 full; row 2: 4 pairs.
   options.packing = false;
-  const auto data = prepare_file(
-      "a.jsonl",
-      "{\"input_ids\":[9,8,7,6,5,4,3],\"position_ids\":[0,1,2,3,0,1,2]}\n"
-      "{\"input_ids\":[1,2,3,4,5,6,7,8,9]}\n{\"input_ids\":[2,2,2,2,2]}\n");
+  const auto data =
+      prepare_file("a.jsonl",
+                   "{\"input_ids\":[9,8,7,6,5,4,3],\"position_ids\":[0,1,2,3,0,1,2]}\n"
+                   "{\"input_ids\":[1,2,3,4,5,6,7,8,9]}\n{\"input_ids\":[2,2,2,2,2]}\n");
   DataLoader loader(data, {.micro_batch_size = 3, .shuffle = false, .vocab_size = 257});
   EXPECT_EQ(loader.max_documents(), 3 * (2 + 1));
   const MicroBatch batch = loader.load(0, 0);
   EXPECT_EQ(batch.documents, Ids({0, 3, 5, 8, 16, 20, 20, 20, 20, 20}));
-  EXPECT_EQ(batch.inputs, Ids({9, 8, 7, 5, 4, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 2, 2, 2, 0, 0, 0, 0}));
-  EXPECT_EQ(batch.targets, Ids({8, 7, 6, 4, 3, -100, -100, -100, 2, 3, 4, 5, 6, 7, 8, 9,
-                                2, 2, 2, 2, -100, -100, -100, -100}));
+  EXPECT_EQ(batch.inputs,
+            Ids({9, 8, 7, 5, 4, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 2, 2, 2, 0, 0, 0, 0}));
+  EXPECT_EQ(batch.targets, Ids({8, 7, 6, 4, 3, -100, -100, -100, 2,    3,    4,    5,
+                                6, 7, 8, 9, 2, 2,    2,    2,    -100, -100, -100, -100}));
   EXPECT_EQ(batch.positions,
             Ids({0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 2, 3}));
   EXPECT_EQ(batch.target_tokens, 5 + 8 + 4);
@@ -170,14 +172,17 @@ TEST_F(Loader, DocumentsPaddingAndOrderOfAMicroBatch) {
 
 TEST_F(Loader, PrefetchGivesTheSameAsMaking) {
   const auto data = rows(23);
-  DataLoader ahead(data, {.micro_batch_size = 2, .gradient_accumulation = 3, .seed = 5, .prefetch = 3});
-  DataLoader plain(data, {.micro_batch_size = 2, .gradient_accumulation = 3, .seed = 5, .prefetch = 0});
+  DataLoader ahead(data,
+                   {.micro_batch_size = 2, .gradient_accumulation = 3, .seed = 5, .prefetch = 3});
+  DataLoader plain(data,
+                   {.micro_batch_size = 2, .gradient_accumulation = 3, .seed = 5, .prefetch = 0});
   // In order, with jumps back and forward, and a repeated request.
   std::vector<std::pair<int, int>> requests;
   for (int step = 0; step < 5; ++step) {
     for (int m = 0; m < 3; ++m) requests.push_back({step, m});
   }
-  requests.insert(requests.end(), {{2, 1}, {2, 2}, {3, 0}, {9, 2}, {10, 0}, {0, 0}, {0, 0}, {0, 2}});
+  requests.insert(requests.end(),
+                  {{2, 1}, {2, 2}, {3, 0}, {9, 2}, {10, 0}, {0, 0}, {0, 0}, {0, 2}});
   for (const auto& [step, m] : requests) {
     const MicroBatch a = ahead.load(step, m);
     const MicroBatch b = plain.load(step, m);

@@ -145,7 +145,8 @@ TEST_F(Packing, ManyWindowsFillWellInBoundedRows) {
   seen.assign(static_cast<std::size_t>(units), 0);
   std::int64_t expected = 0;
   for (int i = 0; i < units; ++i) {
-    const auto length = static_cast<std::uint32_t>(1 + philox_bits({.seed = 5}, static_cast<std::uint64_t>(i)) % 300);
+    const auto length = static_cast<std::uint32_t>(
+        1 + philox_bits({.seed = 5}, static_cast<std::uint64_t>(i)) % 300);
     expected += length;
     const Piece piece{static_cast<std::uint64_t>(i), 0, length, 0};
     packer.add({&piece, 1});
@@ -242,8 +243,8 @@ TEST(Permutation, IsOneForEverySize) {
 }
 
 TEST(Permutation, LooksShuffled) {
-  // Mean displacement of a random order of n is n / 3; neighbours are seldom neighbours again; another
-  // epoch gives another order.
+  // Mean displacement of a random order of n is n / 3; neighbours are seldom neighbours again;
+  // another epoch gives another order.
   const std::int64_t size = 10000;
   const Permutation first(size, derive_key(1, RandomPurpose::kShuffle, 0));
   const Permutation second(size, derive_key(1, RandomPurpose::kShuffle, 1));

@@ -1,5 +1,5 @@
-// The cache of prepared data: nothing is done twice, by one process or many, and a killed preparation
-// goes on where it was.
+// The cache of prepared data: nothing is done twice, by one process or many, and a killed
+// preparation goes on where it was.
 #include "data/prepare.h"
 
 #include <csignal>
@@ -123,8 +123,8 @@ TEST_F(Prepare, KilledInTheMiddleItGoesOn) {
 
   std::vector<std::string> phases;
   prepare_noting(phases);
-  EXPECT_EQ(phases,
-            std::vector<std::string>({"tokenising c.jsonl", "tokenising d.jsonl", "packing corpus"}));
+  EXPECT_EQ(phases, std::vector<std::string>(
+                        {"tokenising c.jsonl", "tokenising d.jsonl", "packing corpus"}));
   EXPECT_EQ(cache_contents("rows"), whole_rows);
   EXPECT_EQ(cache_contents("tokens"), whole_tokens);  // and no leftovers of the dead
 }
@@ -258,18 +258,19 @@ TEST_F(Prepare, CutsOfSmallFilesMeetAgain) {
 
 TEST_F(Prepare, ReportSaysWhatBecameOfTheRecords) {
   options.bad_rows = "skip";
-  add_source(write("a.jsonl",
-                   "{\"text\":\"short\"}\n{\"text\":\"\"}\nbroken\n{\"text\":\"" +
-                       std::string(40, 'x') + "\"}\n{\"input_ids\":[5]}\n"));
+  add_source(write("a.jsonl", "{\"text\":\"short\"}\n{\"text\":\"\"}\nbroken\n{\"text\":\"" +
+                                  std::string(40, 'x') + "\"}\n{\"input_ids\":[5]}\n"));
   const PreparedData data = prepare();
   ASSERT_EQ(data.report.size(), 2u);
-  EXPECT_NE(data.report[0].find("1 file, 5 records, 48 tokens; 1 empty left out; 1 unreadable skipped, "
-                                "the first"),
-            std::string::npos)
+  EXPECT_NE(
+      data.report[0].find("1 file, 5 records, 48 tokens; 1 empty left out; 1 unreadable skipped, "
+                          "the first"),
+      std::string::npos)
       << data.report[0];
-  EXPECT_NE(data.report[1].find("3 rows of 16, 45 target tokens, 93.8% full; 1 long records split; 1 "
-                                "shorter than two tokens"),
-            std::string::npos)
+  EXPECT_NE(
+      data.report[1].find("3 rows of 16, 45 target tokens, 93.8% full; 1 long records split; 1 "
+                          "shorter than two tokens"),
+      std::string::npos)
       << data.report[1];
 }
 

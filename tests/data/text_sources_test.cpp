@@ -41,12 +41,16 @@ using Texts = std::vector<std::string>;
 TEST_F(TextSources, WholeFileIsOneDocument) {
   EXPECT_EQ(documents_of("a.txt", "one\n\ntwo\n"), Texts({"one\n\ntwo\n|"}));
   EXPECT_EQ(documents_of("b.txt", "no newline"), Texts({"no newline|"}));
-  EXPECT_EQ(documents_of("c.txt", "\xEF\xBB\xBF" "dos\r\nlines\r\n"), Texts({"dos\nlines\n|"}));
+  EXPECT_EQ(documents_of("c.txt",
+                         "\xEF\xBB\xBF"
+                         "dos\r\nlines\r\n"),
+            Texts({"dos\nlines\n|"}));
 }
 
 TEST_F(TextSources, EndOfTextMarkSeparatesDocuments) {
-  EXPECT_EQ(documents_of("a.txt", "one\n<|endoftext|>\ntwo\nthree<|endoftext|>four\n<|endoftext|>\n"),
-            Texts({"one\n|", "two\nthree|", "four\n|"}));
+  EXPECT_EQ(
+      documents_of("a.txt", "one\n<|endoftext|>\ntwo\nthree<|endoftext|>four\n<|endoftext|>\n"),
+      Texts({"one\n|", "two\nthree|", "four\n|"}));
 }
 
 TEST_F(TextSources, LinesAndParagraphs) {
@@ -60,7 +64,8 @@ TEST_F(TextSources, LinesAndParagraphs) {
 TEST_F(TextSources, LongTextIsOneDocumentWhateverThePieces) {
   // Past the piece size, with and without line ends.
   std::string text;
-  while (text.size() < 9000000) text += text.size() % 3 == 0 ? "a line of words\n" : "more and more ";
+  while (text.size() < 9000000)
+    text += text.size() % 3 == 0 ? "a line of words\n" : "more and more ";
   const auto with_lines = documents_of("a.txt", text);
   ASSERT_EQ(with_lines.size(), 1u);
   EXPECT_TRUE(with_lines[0] == text + "|");
@@ -73,20 +78,28 @@ TEST_F(TextSources, LongTextIsOneDocumentWhateverThePieces) {
 
 TEST_F(TextSources, JsonLayouts) {
   const Texts expected = {"one|", "two|", "three|"};
-  EXPECT_EQ(documents_of("a.jsonl", "{\"text\":\"one\"}\n{\"text\": \"two\", \"n\": 1}\n\n{\"text\":\"three\"}"),
+  EXPECT_EQ(
+      documents_of("a.jsonl",
+                   "{\"text\":\"one\"}\n{\"text\": \"two\", \"n\": 1}\n\n{\"text\":\"three\"}"),
+      expected);
+  EXPECT_EQ(documents_of("a.json",
+                         "[{\"text\":\"one\"},\n {\"text\":\n\"two\"} , {\"text\":\"three\"}]\n"),
             expected);
-  EXPECT_EQ(documents_of("a.json", "[{\"text\":\"one\"},\n {\"text\":\n\"two\"} , {\"text\":\"three\"}]\n"),
-            expected);
-  EXPECT_EQ(documents_of("b.json", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n{\"text\":\"three\"}\n"), expected);
-  EXPECT_EQ(documents_of("c.json", "{\n  \"text\": \"a {brace}\",\n  \"list\": [1, {\"x\": \"]\"}]\n}\n"),
-            Texts({"a {brace}|"}));
+  EXPECT_EQ(
+      documents_of("b.json", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n{\"text\":\"three\"}\n"),
+      expected);
+  EXPECT_EQ(
+      documents_of("c.json", "{\n  \"text\": \"a {brace}\",\n  \"list\": [1, {\"x\": \"]\"}]\n}\n"),
+      Texts({"a {brace}|"}));
   // An array in a .jsonl file is taken for what it is.
-  EXPECT_EQ(documents_of("b.jsonl", "[\n{\"text\":\"one\"},{\"text\":\"two\"},{\"text\":\"three\"}\n]"),
-            expected);
+  EXPECT_EQ(
+      documents_of("b.jsonl", "[\n{\"text\":\"one\"},{\"text\":\"two\"},{\"text\":\"three\"}\n]"),
+      expected);
 }
 
 TEST_F(TextSources, UnknownNamesGoByTheirContent) {
-  EXPECT_EQ(documents_of("rows", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n"), Texts({"one|", "two|"}));
+  EXPECT_EQ(documents_of("rows", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n"),
+            Texts({"one|", "two|"}));
   EXPECT_EQ(documents_of("words.dat", "one\ntwo\n"), Texts({"one\ntwo\n|"}));
   EXPECT_NE(error_of_file("binary.dat", std::string("\x00\x01\x02\xff", 4)).find("format"),
             std::string::npos);
@@ -126,8 +139,8 @@ TEST_F(TextSources, FoldersAndPatterns) {
 TEST_F(TextSources, CompressedFiles) {
   write("a.jsonl", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n");
   const std::string base = (scratch.path() / "a.jsonl").string();
-  if (std::system(("gzip -k " + base + " && cp " + base + ".gz " + base + ".2.gz && gzip -c " + base +
-                   " >> " + base + ".2.gz")
+  if (std::system(("gzip -k " + base + " && cp " + base + ".gz " + base + ".2.gz && gzip -c " +
+                   base + " >> " + base + ".2.gz")
                       .c_str()) != 0) {
     GTEST_SKIP() << "no gzip program";
   }
@@ -158,7 +171,8 @@ TEST_F(TextSources, RangesOfALargeFileJoinWithoutLossOrDoubles) {
   std::string bytes;
   std::size_t count = 0;
   while (bytes.size() < (std::size_t{33} << 20) + 12345) {
-    bytes += "{\"text\":\"" + std::to_string(count) + std::string(count * 977 % 5000, 'x') + "\"}\r\n";
+    bytes +=
+        "{\"text\":\"" + std::to_string(count) + std::string(count * 977 % 5000, 'x') + "\"}\r\n";
     ++count;
   }
   const auto data = prepare_file("big.jsonl", bytes);
@@ -170,8 +184,9 @@ TEST_F(TextSources, RangesOfALargeFileJoinWithoutLossOrDoubles) {
   }
   // A fault in the second range is named by its line in the file.
   bytes += "{\"text\":\"broken\n";
-  EXPECT_NE(error_of_file("big2.jsonl", bytes).find("big2.jsonl:" + std::to_string(count + 1) + ":"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of_file("big2.jsonl", bytes).find("big2.jsonl:" + std::to_string(count + 1) + ":"),
+      std::string::npos);
 }
 
 TEST_F(TextSources, MaxRowsReadsTheFirst) {

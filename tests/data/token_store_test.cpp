@@ -1,5 +1,5 @@
-// Stores of every kind: offsets past 2^31 and 2^32 (kind B25), Megatron files, exported token files,
-// synthetic data, skip lists.
+// Stores of every kind: offsets past 2^31 and 2^32 (kind B25), Megatron files, exported token
+// files, synthetic data, skip lists.
 #include "data/token_store.h"
 
 #include <fcntl.h>
@@ -51,7 +51,8 @@ TEST_F(Stores, OffsetsInASparseFilePastFourThousandMillion) {
     std::ofstream docs(base.string() + ".docs", std::ios::binary);
     for (std::size_t i = 0; i < begins.size(); ++i) {
       std::uint16_t ids[6];
-      for (int k = 0; k < 6; ++k) ids[k] = static_cast<std::uint16_t>(100 * (i + 1) + static_cast<std::size_t>(k));
+      for (int k = 0; k < 6; ++k)
+        ids[k] = static_cast<std::uint16_t>(100 * (i + 1) + static_cast<std::size_t>(k));
       ASSERT_EQ(::pwrite(fd, ids, sizeof(ids), static_cast<off_t>(begins[i] * 2)), 12);
       const DocumentEntry entry{begins[i], 6, i, -1, 0};
       docs.write(reinterpret_cast<const char*>(&entry), sizeof(entry));
@@ -72,15 +73,18 @@ TEST_F(Stores, OffsetsInASparseFilePastFourThousandMillion) {
   settings.vocab_size = 0;
   const auto rows = all_rows(*prepare().train);
   ASSERT_EQ(rows.size(), 2u);  // three documents of five pairs each in the first row of 16
-  EXPECT_EQ(rows[0].inputs, Ids({100, 101, 102, 103, 104, 200, 201, 202, 203, 204, 300, 301, 302, 303, 304}));
-  EXPECT_EQ(rows[0].targets, Ids({101, 102, 103, 104, 105, 201, 202, 203, 204, 205, 301, 302, 303, 304, 305}));
+  EXPECT_EQ(rows[0].inputs,
+            Ids({100, 101, 102, 103, 104, 200, 201, 202, 203, 204, 300, 301, 302, 303, 304}));
+  EXPECT_EQ(rows[0].targets,
+            Ids({101, 102, 103, 104, 105, 201, 202, 203, 204, 205, 301, 302, 303, 304, 305}));
   EXPECT_EQ(rows[1].inputs, Ids({400, 401, 402, 403, 404}));
 }
 
 TEST_F(Stores, RowsOverFiveThousandMillionTokens) {
   // One document of more than 2^32 tokens beside short ones.
   std::vector<StorePart> parts;
-  parts.push_back({make_synthetic_store({3, std::int64_t{1} << 31, std::int64_t{1} << 31}, 1000), 0, false});
+  parts.push_back(
+      {make_synthetic_store({3, std::int64_t{1} << 31, std::int64_t{1} << 31}, 1000), 0, false});
   DocumentSet documents(std::move(parts));
   PackSettings pack;
   pack.sequence_length = 1 << 20;
@@ -122,21 +126,42 @@ TEST_F(Stores, MegatronIndexIsWhatOthersRead) {
   writer.add_document({258, 2});
   writer.add_document({3});
   writer.commit();
-  const std::string expected("MMIDIDX\0\0" "\1\0\0\0\0\0\0\0" "\10" "\2\0\0\0\0\0\0\0" "\3\0\0\0\0\0\0\0"
-                             "\2\0\0\0" "\1\0\0\0" "\0\0\0\0\0\0\0\0" "\4\0\0\0\0\0\0\0"
-                             "\0\0\0\0\0\0\0\0" "\1\0\0\0\0\0\0\0" "\2\0\0\0\0\0\0\0",
-                             34 + 8 + 16 + 24);
+  const std::string expected(
+      "MMIDIDX\0\0"
+      "\1\0\0\0\0\0\0\0"
+      "\10"
+      "\2\0\0\0\0\0\0\0"
+      "\3\0\0\0\0\0\0\0"
+      "\2\0\0\0"
+      "\1\0\0\0"
+      "\0\0\0\0\0\0\0\0"
+      "\4\0\0\0\0\0\0\0"
+      "\0\0\0\0\0\0\0\0"
+      "\1\0\0\0\0\0\0\0"
+      "\2\0\0\0\0\0\0\0",
+      34 + 8 + 16 + 24);
   EXPECT_EQ(read_small_file(scratch.path() / "a.idx"), expected);
   EXPECT_EQ(read_small_file(scratch.path() / "a.bin"), std::string("\2\1\2\0\3\0", 6));
 }
 
 TEST_F(Stores, MegatronDocumentsOfSeveralSequencesAndDamage) {
   // Two documents; the first has two sequences.
-  std::string index("MMIDIDX\0\0" "\1\0\0\0\0\0\0\0" "\10" "\3\0\0\0\0\0\0\0" "\3\0\0\0\0\0\0\0"
-                    "\2\0\0\0" "\1\0\0\0" "\2\0\0\0"
-                    "\0\0\0\0\0\0\0\0" "\4\0\0\0\0\0\0\0" "\6\0\0\0\0\0\0\0"
-                    "\0\0\0\0\0\0\0\0" "\2\0\0\0\0\0\0\0" "\3\0\0\0\0\0\0\0",
-                    34 + 12 + 24 + 24);
+  std::string index(
+      "MMIDIDX\0\0"
+      "\1\0\0\0\0\0\0\0"
+      "\10"
+      "\3\0\0\0\0\0\0\0"
+      "\3\0\0\0\0\0\0\0"
+      "\2\0\0\0"
+      "\1\0\0\0"
+      "\2\0\0\0"
+      "\0\0\0\0\0\0\0\0"
+      "\4\0\0\0\0\0\0\0"
+      "\6\0\0\0\0\0\0\0"
+      "\0\0\0\0\0\0\0\0"
+      "\2\0\0\0\0\0\0\0"
+      "\3\0\0\0\0\0\0\0",
+      34 + 12 + 24 + 24);
   write("m.bin", std::string("\1\0\2\0\3\0\4\0\5\0", 10));
   write("m.idx", index);
   const fs::path bin = scratch.path() / "m.bin";
@@ -194,8 +219,9 @@ TEST_F(Stores, MegatronFilesAreASource) {
 
 TEST_F(Stores, ExportedTokenFilesGiveTheSameRows) {
   write("in/a.txt", "first text");
-  write("in/b.jsonl", "{\"text\":\"second\"}\n{\"input_ids\":[1,2,3,4],\"labels\":[-100,-100,3,4]}\n"
-                      "{\"input_ids\":[5,6,7]}\n");
+  write("in/b.jsonl",
+        "{\"text\":\"second\"}\n{\"input_ids\":[1,2,3,4],\"labels\":[-100,-100,3,4]}\n"
+        "{\"input_ids\":[5,6,7]}\n");
   add_source((scratch.path() / "in").string());
   const auto direct = prepare().train;
   const auto documents = prepare_documents(options.train, options, settings);
@@ -256,7 +282,8 @@ TEST_F(Stores, SkippedRecordsAndSteps) {
   options.packing = false;
   const std::string file = write("a.jsonl", bytes);
   add_source(file);
-  options.skip_records = write("skip", "# bad rows\n" + file + " record 3 tokens 0-1\n\n" + file + " record 7\n");
+  options.skip_records =
+      write("skip", "# bad rows\n" + file + " record 3 tokens 0-1\n\n" + file + " record 7\n");
   const auto data = prepare().train;
   EXPECT_EQ(data->num_rows(), 8);
   EXPECT_EQ(data->sources()[0].rows->counts().skipped, 2);
@@ -275,7 +302,8 @@ TEST_F(Stores, SkippedRecordsAndSteps) {
   const std::vector<std::int64_t> expected = {0, 1, 6, 7, 9, 10, 11};
   for (std::size_t step = 0; step < expected.size(); ++step) {
     EXPECT_EQ(some.rows_of_step(static_cast<std::int64_t>(step)), all.rows_of_step(expected[step]));
-    EXPECT_EQ(some.load(static_cast<std::int64_t>(step), 0).row_ids, all.rows_of_step(expected[step]));
+    EXPECT_EQ(some.load(static_cast<std::int64_t>(step), 0).row_ids,
+              all.rows_of_step(expected[step]));
   }
   for (const char* bad : {"0", "5-3", "x", "-3", "1-"}) {
     EXPECT_THROW(parse_step_ranges({bad}), Error) << bad;
@@ -303,11 +331,12 @@ TEST_F(Stores, TenMillionRowsInBoundedMemory) {
   EXPECT_EQ(data->num_rows(), 10'000'000);
   options.packing = true;
   const auto packed = prepare().train;
-  std::printf("10M records packed into %lld rows, %.2f%% full: %.1f s; peak memory grew by %ld MiB\n",
-              static_cast<long long>(packed->num_rows()),
-              100.0 * static_cast<double>(packed->sources()[0].rows->counts().pairs) /
-                  (512.0 * static_cast<double>(packed->num_rows())),
-              seconds(), peak_mib() - before);
+  std::printf(
+      "10M records packed into %lld rows, %.2f%% full: %.1f s; peak memory grew by %ld MiB\n",
+      static_cast<long long>(packed->num_rows()),
+      100.0 * static_cast<double>(packed->sources()[0].rows->counts().pairs) /
+          (512.0 * static_cast<double>(packed->num_rows())),
+      seconds(), peak_mib() - before);
   // A resume at a late step costs what the first one costs.
   DataLoader loader(packed, {.micro_batch_size = 8, .seed = 1, .prefetch = 0});
   const double at = seconds();

@@ -19,9 +19,9 @@ using Values = std::vector<double>;
 
 thread_local BackendContext* operand_context = nullptr;
 
-// Memory for `count` elements of a dtype, with guards behind it that no operation may touch. On a GPU what
-// is set and read is a copy in host memory: it goes to the device when a tensor is asked for, and comes
-// back when it is read after that.
+// Memory for `count` elements of a dtype, with guards behind it that no operation may touch. On a
+// GPU what is set and read is a copy in host memory: it goes to the device when a tensor is asked
+// for, and comes back when it is read after that.
 class Data {
  public:
   Data(DType dtype, std::int64_t count) : dtype_(dtype), count_(count) {
@@ -94,12 +94,13 @@ class Data {
   }
   void check(const Values& wanted, const std::string& what) {
     download();
-    REQUIRE_THAT(wanted.size() == static_cast<std::size_t>(count_), "{}: {} values, wanted {}", what,
-                 count_, wanted.size());
+    REQUIRE_THAT(wanted.size() == static_cast<std::size_t>(count_), "{}: {} values, wanted {}",
+                 what, count_, wanted.size());
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const double value = get(i);
       const bool is_equal = value == wanted[i] || (std::isnan(value) && std::isnan(wanted[i]));
-      REQUIRE_THAT(is_equal, "{}: element {} of {} is {}, wanted {}", what, i, count_, value, wanted[i]);
+      REQUIRE_THAT(is_equal, "{}: element {} of {} is {}, wanted {}", what, i, count_, value,
+                   wanted[i]);
     }
     for (std::size_t i = bytes_.size() - kGuard; i < bytes_.size(); ++i) {
       REQUIRE_THAT(bytes_[i] == kMark, "{}: memory behind the tensor was written", what);
@@ -134,10 +135,12 @@ class Data {
   std::vector<unsigned char> bytes_;
 };
 
-// Element i of rank r: integers stay small, fractions differ in size so that the order of a sum shows.
+// Element i of rank r: integers stay small, fractions differ in size so that the order of a sum
+// shows.
 double element(DType dtype, int rank, std::int64_t i) {
-  const std::uint64_t mixed =
-      (static_cast<std::uint64_t>(i) * 2654435761u + static_cast<std::uint64_t>(rank + 1) * 40503u) % 1000003u;
+  const std::uint64_t mixed = (static_cast<std::uint64_t>(i) * 2654435761u +
+                               static_cast<std::uint64_t>(rank + 1) * 40503u) %
+                              1000003u;
   const double unit = static_cast<double>(mixed) / 1000003.0 - 0.5;
   switch (dtype) {
     case DType::kI64:
@@ -183,7 +186,8 @@ Values reduced(DType dtype, ReduceOp op, const std::vector<Values>& inputs) {
 }
 
 constexpr DType kReducible[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32};
-constexpr DType kMovable[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kU8};
+constexpr DType kMovable[] = {DType::kF64, DType::kF32, DType::kBF16,
+                              DType::kF16, DType::kI32, DType::kU8};
 // Empty, one, below and above what travels inline, a prime.
 constexpr std::int64_t kCounts[] = {0, 1, 7, 129, 1031};
 
@@ -258,13 +262,15 @@ void run_reduce_scatter(RankEnv& env) {
         Data out(dtype, count);
         env.world.reduce_scatter(in.tensor(), out.tensor(), op, *stream);
         Data in_place(dtype, own);
-        env.world.reduce_scatter(in_place.tensor(), in_place.slice(rank * count, count), op, *stream);
+        env.world.reduce_scatter(in_place.tensor(), in_place.slice(rank * count, count), op,
+                                 *stream);
         stream->synchronize();
         out.check(wanted, label("reduce_scatter", dtype, count));
         in.check(own, "operand of reduce_scatter");
         const Values after = in_place.values();
         for (std::int64_t i = 0; i < count; ++i) {
-          REQUIRE_THAT(after[static_cast<std::size_t>(rank * count + i)] == wanted[static_cast<std::size_t>(i)],
+          REQUIRE_THAT(after[static_cast<std::size_t>(rank * count + i)] ==
+                           wanted[static_cast<std::size_t>(i)],
                        "{} in place differs at {}", label("reduce_scatter", dtype, count), i);
         }
       }
@@ -345,12 +351,15 @@ void run_send_recv(RankEnv& env) {
   }
   {
     GroupScope group(env.world);
-    for (int r = 0; r < size; ++r) env.world.recv(out[static_cast<std::size_t>(r)].tensor(), r, *stream);
-    for (int r = 0; r < size; ++r) env.world.send(in[static_cast<std::size_t>(r)].tensor(), r, *stream);
+    for (int r = 0; r < size; ++r)
+      env.world.recv(out[static_cast<std::size_t>(r)].tensor(), r, *stream);
+    for (int r = 0; r < size; ++r)
+      env.world.send(in[static_cast<std::size_t>(r)].tensor(), r, *stream);
   }
   stream->synchronize();
   for (int r = 0; r < size; ++r) {
-    out[static_cast<std::size_t>(r)].check(elements(DType::kF32, r * size + rank, 700), "all pairs");
+    out[static_cast<std::size_t>(r)].check(elements(DType::kF32, r * size + rank, 700),
+                                           "all pairs");
   }
 }
 
@@ -360,7 +369,9 @@ void run_large(RankEnv& env) {
   const int size = env.world.size();
   const int rank = env.world.rank();
   const std::int64_t count = 300007;
-  const auto value = [](int r, std::int64_t i) { return static_cast<std::int32_t>(i * 31 + r * 1000003); };
+  const auto value = [](int r, std::int64_t i) {
+    return static_cast<std::int32_t>(i * 31 + r * 1000003);
+  };
   const auto filled = [&](std::int64_t n, int r) {
     Data data(DType::kI32, n);
     for (std::int64_t i = 0; i < n; ++i) data.set(static_cast<std::size_t>(i), value(r, i));
@@ -388,13 +399,17 @@ void run_large(RankEnv& env) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     REQUIRE_THAT(sum.get(at) == value(size - 1, i), "large all_reduce differs at {}", i);
-    REQUIRE_THAT(scattered.get(at) == value(size - 1, rank * count + i), "large reduce_scatter differs at {}", i);
+    REQUIRE_THAT(scattered.get(at) == value(size - 1, rank * count + i),
+                 "large reduce_scatter differs at {}", i);
     REQUIRE_THAT(sent.get(at) == value(size - 1, i), "large broadcast differs at {}", i);
-    REQUIRE_THAT(passed.get(at) == value((rank + size - 1) % size, i), "large message differs at {}", i);
+    REQUIRE_THAT(passed.get(at) == value((rank + size - 1) % size, i),
+                 "large message differs at {}", i);
     for (int r = 0; r < size; ++r) {
       const auto there = static_cast<std::size_t>(r * count + i);
-      REQUIRE_THAT(gathered.get(there) == value(r, i), "large all_gather differs at {} of {}", i, r);
-      REQUIRE_THAT(exchanged.get(there) == value(r, rank * count + i), "large all_to_all differs at {} of {}", i, r);
+      REQUIRE_THAT(gathered.get(there) == value(r, i), "large all_gather differs at {} of {}", i,
+                   r);
+      REQUIRE_THAT(exchanged.get(there) == value(r, rank * count + i),
+                   "large all_to_all differs at {} of {}", i, r);
     }
   }
 }
@@ -408,8 +423,8 @@ double global_dot(RankEnv& env, Stream& stream, const Values& x, const Values& y
 }
 
 void check_adjoint(double left, double right, const char* what) {
-  REQUIRE_THAT(std::abs(left - right) <= 1e-10 * (1 + std::abs(left)), "{}: <Ax, y> is {}, <x, A'y> is {}",
-               what, left, right);
+  REQUIRE_THAT(std::abs(left - right) <= 1e-10 * (1 + std::abs(left)),
+               "{}: <Ax, y> is {}, <x, A'y> is {}", what, left, right);
 }
 
 void run_adjoints(RankEnv& env) {
@@ -418,7 +433,9 @@ void run_adjoints(RankEnv& env) {
   const int rank = env.world.rank();
   const std::int64_t n = 257;
   const auto x_of = [&](std::int64_t count) { return elements(DType::kF64, rank, count); };
-  const auto y_of = [&](std::int64_t count) { return elements(DType::kF64, rank + 100, count, 17); };
+  const auto y_of = [&](std::int64_t count) {
+    return elements(DType::kF64, rank + 100, count, 17);
+  };
   const Values x = x_of(n);
   const Values y = y_of(n);
   const Values x_all = x_of(n * size);
@@ -466,7 +483,8 @@ void run_adjoints(RankEnv& env) {
     stream->synchronize();
     const Values zero(static_cast<std::size_t>(n), 0.0);
     check_adjoint(global_dot(env, *stream, ax.values(), y),
-                  global_dot(env, *stream, rank == root ? x : zero, aty.values()), "broadcast / reduce");
+                  global_dot(env, *stream, rank == root ? x : zero, aty.values()),
+                  "broadcast / reduce");
   }
   {
     Data in(DType::kF64, x_all);
@@ -497,8 +515,8 @@ void run_adjoints(RankEnv& env) {
       env.world.recv(aty.tensor(), next, *stream);
     }
     stream->synchronize();
-    check_adjoint(global_dot(env, *stream, ax.values(), y), global_dot(env, *stream, x, aty.values()),
-                  "send / recv");
+    check_adjoint(global_dot(env, *stream, ax.values(), y),
+                  global_dot(env, *stream, x, aty.values()), "send / recv");
   }
 }
 
@@ -509,8 +527,10 @@ void run_split(RankEnv& env) {
   {  // odd and even ranks, in reverse order
     const auto half = env.world.split(rank % 2, -rank, "half");
     const int members = (size + 1 - rank % 2) / 2;
-    REQUIRE_THAT(half->size() == members && half->name() == "half", "half has {} ranks", half->size());
-    REQUIRE_THAT(half->rank() == members - 1 - rank / 2, "rank {} is {} in its half", rank, half->rank());
+    REQUIRE_THAT(half->size() == members && half->name() == "half", "half has {} ranks",
+                 half->size());
+    REQUIRE_THAT(half->rank() == members - 1 - rank / 2, "rank {} is {} in its half", rank,
+                 half->rank());
     Data out(DType::kI32, members);
     Data in(DType::kI32, Values{static_cast<double>(rank)});
     half->all_gather(in.tensor(), out.tensor(), *stream);
@@ -530,7 +550,8 @@ void run_split(RankEnv& env) {
   }
   {  // the last rank stands aside
     const auto most = env.world.split(rank + 1 == size && size > 1 ? -1 : 0, 0, "most");
-    REQUIRE_THAT((most == nullptr) == (rank + 1 == size && size > 1), "a negative color got a group");
+    REQUIRE_THAT((most == nullptr) == (rank + 1 == size && size > 1),
+                 "a negative color got a group");
     if (most != nullptr) {
       Data sum(DType::kF32, Values{1});
       most->all_reduce(sum.tensor(), ReduceOp::kSum, *stream);
@@ -540,7 +561,8 @@ void run_split(RankEnv& env) {
   }
   {  // every rank names its own members
     const auto alone = env.world.subgroup({rank}, "alone");
-    REQUIRE_THAT(alone->size() == 1 && alone->rank() == 0, "a group of one has {} ranks", alone->size());
+    REQUIRE_THAT(alone->size() == 1 && alone->rank() == 0, "a group of one has {} ranks",
+                 alone->size());
     Data in(DType::kF32, Values{3});
     Data out(DType::kF32, 1);
     alone->all_gather(in.tensor(), out.tensor(), *stream);
@@ -749,8 +771,9 @@ void end_other_message(RankEnv& env) {
     stream->synchronize();
   } catch (const Error& error) {
     const std::string text = error.what();
-    REQUIRE_THAT(text.find("40 bytes") != std::string::npos && text.find("44 bytes") != std::string::npos,
-                 "the error '{}' does not name both sizes", text);
+    REQUIRE_THAT(
+        text.find("40 bytes") != std::string::npos && text.find("44 bytes") != std::string::npos,
+        "the error '{}' does not name both sizes", text);
     return;
   }
   TESSERA_FAIL(ErrorKind::kInternal, "no error where one was due");
@@ -775,8 +798,8 @@ void end_abort(RankEnv& env) {
   require_aborted([&] { env.world.barrier(); }, "the sky fell");
 }
 
-// Every rank receives what nobody sends, or sends what nobody receives (a send waits for its receive,
-// whatever its size), until another thread of the last rank aborts.
+// Every rank receives what nobody sends, or sends what nobody receives (a send waits for its
+// receive, whatever its size), until another thread of the last rank aborts.
 void end_in_message(RankEnv& env, bool is_send) {
   const auto stream = env.context.make_stream("comm");
   Data data(DType::kF32, 1);
@@ -858,8 +881,9 @@ void end_timeout(RankEnv& env) {
     stream->synchronize();
   } catch (const Error& error) {
     const std::string text = error.what();
-    REQUIRE_THAT(text.find("all_reduce #2") != std::string::npos && text.find("rank 0") != std::string::npos,
-                 "the error '{}' does not name the operation and the missing rank", text);
+    REQUIRE_THAT(
+        text.find("all_reduce #2") != std::string::npos && text.find("rank 0") != std::string::npos,
+        "the error '{}' does not name the operation and the missing rank", text);
     REQUIRE_THAT(error.kind() == ErrorKind::kTransient, "the error '{}' has another kind", text);
     return;
   }
@@ -875,23 +899,33 @@ void set_operand_context(BackendContext* context) {
 
 const std::vector<ConformanceCase>& lasting_cases() {
   static const std::vector<ConformanceCase> cases = {
-      {"all_reduce", run_all_reduce},   {"all_gather", run_all_gather},
-      {"reduce_scatter", run_reduce_scatter}, {"all_to_all", run_all_to_all},
-      {"broadcast", run_broadcast},     {"send_recv", run_send_recv},
+      {"all_reduce", run_all_reduce},
+      {"all_gather", run_all_gather},
+      {"reduce_scatter", run_reduce_scatter},
+      {"all_to_all", run_all_to_all},
+      {"broadcast", run_broadcast},
+      {"send_recv", run_send_recv},
       {"large", run_large},
-      {"adjoints", run_adjoints},       {"split", run_split},
-      {"events", run_events},           {"issue_order", run_issue_order},
-      {"repeat", run_repeat},           {"mesh", run_mesh},
+      {"adjoints", run_adjoints},
+      {"split", run_split},
+      {"events", run_events},
+      {"issue_order", run_issue_order},
+      {"repeat", run_repeat},
+      {"mesh", run_mesh},
   };
   return cases;
 }
 
 const std::vector<ConformanceCase>& ending_cases() {
   static const std::vector<ConformanceCase> cases = {
-      {"other_operation", end_other_operation}, {"other_dtype", end_other_dtype},
-      {"other_count", end_other_count},         {"other_message", end_other_message},
-      {"abort", end_abort},                     {"abort_recv", end_abort_recv},
-      {"abort_send", end_abort_send},           {"failed_stream", end_failed_stream},
+      {"other_operation", end_other_operation},
+      {"other_dtype", end_other_dtype},
+      {"other_count", end_other_count},
+      {"other_message", end_other_message},
+      {"abort", end_abort},
+      {"abort_recv", end_abort_recv},
+      {"abort_send", end_abort_send},
+      {"failed_stream", end_failed_stream},
       {"timeout", end_timeout},
   };
   return cases;

@@ -93,11 +93,24 @@ TEST(LaunchEnvironment, MpirunInsideSlurmIsNotTheSlurmTask) {
   EXPECT_EQ(found->rendezvous, "");
 }
 
+// srun --mpi=pmi2 sets PMI_*, but programs of Open MPI do not start under it.
+TEST(LaunchEnvironment, SlurmWithPmi2HasNoMpi) {
+  Variables variables = {{"PMI_RANK", "1"},      {"PMI_SIZE", "2"},
+                         {"SLURM_JOB_ID", "7"},  {"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "1"},  {"SLURM_STEP_NUM_TASKS", "2"},
+                         {"SLURM_LOCALID", "1"}, {"SLURM_NTASKS", "2"}};
+  EXPECT_EQ(detect(variables)->rank, 1);
+  EXPECT_EQ(detect(variables)->rendezvous, "unix:@tessera-slurm-7.0");
+  EXPECT_FALSE(detect(variables)->has_mpi);
+  // MPICH's own launcher.
+  EXPECT_TRUE(detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->has_mpi);
+}
+
 TEST(LaunchEnvironment, SlurmStep) {
-  Variables variables = {{"SLURM_JOB_ID", "1000"},       {"SLURM_STEP_ID", "2"},
-                         {"SLURM_PROCID", "3"},          {"SLURM_NTASKS", "4"},
-                         {"SLURM_STEP_NUM_TASKS", "4"},  {"SLURM_LOCALID", "1"},
-                         {"SLURM_STEP_NUM_NODES", "2"},  {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
+  Variables variables = {{"SLURM_JOB_ID", "1000"},      {"SLURM_STEP_ID", "2"},
+                         {"SLURM_PROCID", "3"},         {"SLURM_NTASKS", "4"},
+                         {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "1"},
+                         {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
   const auto found = detect(variables);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->rank, 3);
@@ -132,7 +145,8 @@ TEST(LaunchEnvironment, HalfTheVariablesAreRefused) {
   expect_refused({{"WORLD_SIZE", "4"}}, "RANK is not");
   expect_refused({{"RANK", "1"}, {"WORLD_SIZE", "4"}}, "MASTER_ADDR");
   expect_refused({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}}, "MASTER_PORT");
-  expect_refused({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, "below");
+  expect_refused({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}},
+                 "below");
   expect_refused({{"RANK", "one"}, {"WORLD_SIZE", "4"}}, "'one'");
   expect_refused({{"TESSERA_RANK", "1"}}, "TESSERA_WORLD_SIZE");
   expect_refused({{"TESSERA_RANK", "1"}, {"TESSERA_WORLD_SIZE", "2"}}, "TESSERA_RENDEZVOUS");

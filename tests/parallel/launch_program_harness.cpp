@@ -1,6 +1,6 @@
 // The program that the launch tests start: this test binary itself, as one disabled test that runs
-// ranks as $TESSERA_TEST_LAUNCH says ("mode world_size case") and ends with their exit code. Ranks that
-// it starts as processes come by here again.
+// ranks as $TESSERA_TEST_LAUNCH says ("mode world_size case") and ends with their exit code. Ranks
+// that it starts as processes come by here again.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -31,7 +31,9 @@ struct Program {
     rank.world->all_reduce({values, DType::kF32, {3000}, Device{}}, ReduceOp::kSum, *stream);
     stream->synchronize();
   }
-  void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+  void sleep(double seconds) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  }
   bool is_last() const { return rank.rank + 1 == rank.world_size; }
   [[noreturn]] void all_reduce_for_ever() {
     for (;;) all_reduce();
@@ -71,7 +73,8 @@ const std::map<std::string, std::function<int(Program&)>>& programs() {
          if (p.is_last()) throw std::out_of_range("index 9 of 3");
          p.all_reduce_for_ever();
        }},
-      {"all_throw", [](Program&) -> int { throw Error(ErrorKind::kUser, "the layout does not fit"); }},
+      {"all_throw",
+       [](Program&) -> int { throw Error(ErrorKind::kUser, "the layout does not fit"); }},
       {"throws_below_a_mesh",
        [](Program& p) -> int {
          const int size = p.rank.world_size;
@@ -79,7 +82,8 @@ const std::map<std::string, std::function<int(Program&)>>& programs() {
          if (p.is_last()) throw Error(ErrorKind::kTransient, "the disk is full");
          float values[3000] = {};
          for (;;) {
-           mesh.tensor().all_reduce({values, DType::kF32, {3000}, Device{}}, ReduceOp::kSum, *p.stream);
+           mesh.tensor().all_reduce({values, DType::kF32, {3000}, Device{}}, ReduceOp::kSum,
+                                    *p.stream);
          }
        }},
       {"throws_late",
@@ -130,7 +134,8 @@ const std::map<std::string, std::function<int(Program&)>>& programs() {
            if (step == 0) say("running");
            if (p.rank.rank == step % p.rank.world_size) p.sleep(0.002);
            if (const auto decision = p.rank.control.agreed_stop(step)) {
-             say(fmt::format("rank {} stops at {} for {}", p.rank.rank, decision->edge, decision->reason));
+             say(fmt::format("rank {} stops at {} for {}", p.rank.rank, decision->edge,
+                             decision->reason));
              return 75;
            }
          }
@@ -161,7 +166,8 @@ int run_program(const std::string& what) {
   try {
     return run_ranks(options, [&](RankContext& rank) {
       Program program{rank};
-      if (const auto found = programs().find(name); found != programs().end()) return found->second(program);
+      if (const auto found = programs().find(name); found != programs().end())
+        return found->second(program);
       // Cases of the conformance suite: "lasting", or one by name.
       RankEnv env{*rank.world, *program.context};
       if (name == "lasting") {

@@ -1,5 +1,5 @@
-// Whole jobs of small programs (launch_program_harness.cpp): how they end, what they print, that they
-// end at all.
+// Whole jobs of small programs (launch_program_harness.cpp): how they end, what they print, that
+// they end at all.
 #include "parallel/launch.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,8 @@ struct Ended {
 
   int count(const std::string& part) const {
     int found = 0;
-    for (std::size_t at = 0; (at = output.find(part, at)) != std::string::npos; at += part.size()) ++found;
+    for (std::size_t at = 0; (at = output.find(part, at)) != std::string::npos; at += part.size())
+      ++found;
     return found;
   }
 };
@@ -32,9 +33,10 @@ struct Ended {
 // Variables that a launcher around the tests may have set.
 std::string clean_environment() {
   std::string text = "env";
-  for (const char* name : {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_RENDEZVOUS", "RANK", "WORLD_SIZE",
-                           "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
-                           "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}) {
+  for (const char* name :
+       {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_RENDEZVOUS", "RANK", "WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_JOB_ID",
+        "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}) {
     text += std::string(" -u ") + name;
   }
   return text;
@@ -42,13 +44,15 @@ std::string clean_environment() {
 
 std::string program(const std::string& what, const std::string& before = "") {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  return fmt::format("{} TESSERA_TEST_LAUNCH='{}' timeout -k 1 100 {} '{}' --gtest_also_run_disabled_tests "
-                     "--gtest_filter=LaunchProgram.DISABLED_Run",
-                     clean_environment(), what, before, self);
+  return fmt::format(
+      "{} TESSERA_TEST_LAUNCH='{}' timeout -k 1 100 {} '{}' --gtest_also_run_disabled_tests "
+      "--gtest_filter=LaunchProgram.DISABLED_Run",
+      clean_environment(), what, before, self);
 }
 
 // Runs a shell command to its end; `on_line` sees each line of its output as it comes.
-Ended run_command(const std::string& command, const std::function<void(const std::string&)>& on_line = {}) {
+Ended run_command(const std::string& command,
+                  const std::function<void(const std::string&)>& on_line = {}) {
   Ended ended;
   std::FILE* pipe = popen(fmt::format("( {} ) 2>&1 < /dev/null", command).c_str(), "r");
   if (pipe == nullptr) return ended;
@@ -62,13 +66,24 @@ Ended run_command(const std::string& command, const std::function<void(const std
   return ended;
 }
 
-Ended run_program(const std::string& what, const std::function<void(const std::string&)>& on_line = {}) {
+Ended run_program(const std::string& what,
+                  const std::function<void(const std::string&)>& on_line = {}) {
   return run_command(program(what), on_line);
 }
 
 void expect_end(const Ended& ended, int code, const std::string& text) {
   EXPECT_EQ(ended.code, code) << ended.output;
   EXPECT_EQ(ended.count(text), 1) << ended.output;
+}
+
+// The launcher above a rank; 0 if it cannot be told. Never init: a test must not signal that.
+pid_t parent_of(pid_t process) {
+  pid_t parent = 0;
+  std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", process).c_str(), "r");
+  if (file == nullptr) return 0;
+  if (std::fscanf(file, "%*d %*s %*c %d", &parent) != 1 || parent <= 1) parent = 0;
+  std::fclose(file);
+  return parent;
 }
 
 class Launch : public testing::TestWithParam<const char*> {
@@ -84,8 +99,8 @@ TEST_P(Launch, RunsEveryRank) {
     const Ended ended = run_program(fmt::format("{} {} ok", mode(), size));
     EXPECT_EQ(ended.code, 0) << ended.output;
     for (int rank = 0; rank < size; ++rank) {
-      EXPECT_EQ(ended.count(fmt::format("sum {} on rank {} of {}, local {}", size * (size + 1) / 2, rank, size,
-                                        rank)),
+      EXPECT_EQ(ended.count(fmt::format("sum {} on rank {} of {}, local {}", size * (size + 1) / 2,
+                                        rank, size, rank)),
                 1)
           << ended.output;
     }
@@ -124,7 +139,7 @@ TEST_P(Launch, StopsAtOneEdge) {
     int rank = 0;
     int number = 0;
     if (std::sscanf(line.c_str(), "rank %d is process %d", &rank, &number) == 2) process = number;
-    if (line != "running\n" || is_sent) return;
+    if (line != "running\n" || is_sent || process <= 1) return;
     is_sent = true;
     kill(process, SIGTERM);
   });
@@ -138,24 +153,18 @@ TEST_P(Launch, StopsAtOneEdge) {
 }
 
 TEST_P(Launch, SecondInterruptEndsAtOnce) {
-  std::string interrupt = "running\n";
   pid_t process = 0;
   int sent = 0;
   const Ended ended = run_program(mode() + " 2 ignores_requests", [&](const std::string& line) {
     int rank = 0;
     int number = 0;
     if (std::sscanf(line.c_str(), "rank %d is process %d", &rank, &number) == 2) process = number;
-    const bool is_ready = line == "running\n" || line.find("press Ctrl-C again") != std::string::npos;
+    const bool is_ready =
+        line == "running\n" || line.find("press Ctrl-C again") != std::string::npos;
     if (!is_ready || process == 0 || sent == 2) return;
     // Ctrl-C reaches the launcher: with processes that is the rank's parent.
-    pid_t target = process;
-    if (mode() == "processes") {
-      std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", process).c_str(), "r");
-      if (file == nullptr) return;
-      if (std::fscanf(file, "%*d %*s %*c %d", &target) != 1) target = process;
-      std::fclose(file);
-    }
-    if (sent == 1 && line == "running\n") return;
+    const pid_t target = mode() == "processes" ? parent_of(process) : process;
+    if (target == 0 || (sent == 1 && line == "running\n")) return;
     kill(target, SIGINT);
     ++sent;
   });
@@ -178,12 +187,9 @@ TEST(LaunchProcesses, NobodyOutlivesTheLauncher) {
     if (std::sscanf(line.c_str(), "rank %d is process %d", &rank, &number) != 2) return;
     ranks.push_back(number);
     if (ranks.size() < 2) return;
-    pid_t parent = 0;
-    std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", number).c_str(), "r");
-    ASSERT_NE(file, nullptr);
-    ASSERT_EQ(std::fscanf(file, "%*d %*s %*c %d", &parent), 1);
-    std::fclose(file);
-    kill(parent, SIGKILL);
+    const pid_t launcher = parent_of(number);
+    ASSERT_NE(launcher, 0);
+    kill(launcher, SIGKILL);
   });
   // The pipe of their output closed, so they are gone.
   EXPECT_EQ(ranks.size(), 2u);
@@ -192,7 +198,8 @@ TEST(LaunchProcesses, NobodyOutlivesTheLauncher) {
 // Ranks that a launcher with TESSERA_* (a script, say) has started, meeting over TCP.
 TEST(LaunchExternal, MeetsByTheEnvironment) {
   const auto rank_of = [](int rank, const std::string& what, int port) {
-    return fmt::format("TESSERA_RANK={} TESSERA_WORLD_SIZE=3 TESSERA_RENDEZVOUS=127.0.0.1:{}", rank, port) +
+    return fmt::format("TESSERA_RANK={} TESSERA_WORLD_SIZE=3 TESSERA_RENDEZVOUS=127.0.0.1:{}", rank,
+                       port) +
            " " + what;
   };
   const auto job = [&](const std::string& name, int port) {
@@ -242,8 +249,9 @@ class LaunchMpi : public testing::Test {
     }
   }
   static Ended mpirun(int ranks, const std::string& name) {
-    return run_command(program(fmt::format("external {} {}", ranks, name),
-                               fmt::format("mpirun --allow-run-as-root --oversubscribe -n {}", ranks)));
+    return run_command(
+        program(fmt::format("external {} {}", ranks, name),
+                fmt::format("mpirun --allow-run-as-root --oversubscribe -n {}", ranks)));
   }
 };
 
@@ -265,7 +273,8 @@ TEST_F(LaunchMpi, PassesEndingCases) {
   for (const ConformanceCase& one : ending_cases()) {
     if (std::string(one.name) == "timeout") continue;  // its short timeout is for groups of its own
     const Ended ended = mpirun(3, one.name);
-    EXPECT_EQ(ended.count(fmt::format("passed {}", one.name)), 3) << one.name << "\n" << ended.output;
+    EXPECT_EQ(ended.count(fmt::format("passed {}", one.name)), 3) << one.name << "\n"
+                                                                  << ended.output;
   }
 }
 
@@ -279,9 +288,9 @@ TEST_F(LaunchMpi, FirstErrorEndsTheJob) {
 }
 
 TEST_F(LaunchMpi, MissingModuleIsNotNeededOnOneMachine) {
-  const Ended ended = run_command(
-      program("external 2 ok",
-              "env TESSERA_MPI_MODULE=/nonexistent mpirun --allow-run-as-root --oversubscribe -n 2"));
+  const Ended ended = run_command(program(
+      "external 2 ok",
+      "env TESSERA_MPI_MODULE=/nonexistent mpirun --allow-run-as-root --oversubscribe -n 2"));
   EXPECT_EQ(ended.code, 0) << ended.output;
   EXPECT_EQ(ended.count("sum 3 on rank"), 2) << ended.output;
 }

@@ -15,11 +15,11 @@ struct ThreadRankOptions {
   double timeout_seconds = 60;
 };
 
-// Runs body(RankEnv&) as every rank of `groups`, with a context from make_rank_context(rank). Rethrows the
-// first error that is a cause; an AbortedError only if there is none.
+// Runs body(RankEnv&) as every rank of `groups`, with a context from make_rank_context(rank).
+// Rethrows the first error that is a cause; an AbortedError only if there is none.
 template <typename MakeContext, typename Body>
-void run_group_ranks(std::vector<std::unique_ptr<Communicator>> groups, MakeContext&& make_rank_context,
-                     Body&& body) {
+void run_group_ranks(std::vector<std::unique_ptr<Communicator>> groups,
+                     MakeContext&& make_rank_context, Body&& body) {
   const int size = static_cast<int>(groups.size());
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

@@ -34,8 +34,9 @@ RunConfig config_of(const Options& options) {
                "[tokenize] give a configuration file, or --tokenizer and --input, not both");
     return load_run_config(options.config, options.overrides);
   }
-  CHECK_USER(!options.input.empty() && !options.output.empty(),
-             "[tokenize] give a configuration file, or --tokenizer DIR --input FILES --output PREFIX");
+  CHECK_USER(
+      !options.input.empty() && !options.output.empty(),
+      "[tokenize] give a configuration file, or --tokenizer DIR --input FILES --output PREFIX");
   RunConfig config;
   config.data.tokenizer = options.tokenizer;
   for (const std::string& path : options.input) {
@@ -64,8 +65,7 @@ int run(const Options& options) {
     settings.progress = [&display](const PrepareProgress& progress) { display(progress); };
     if (options.output.empty()) {
       report = prepare_data(config.data, settings).report;
-      json["cache_dir"] =
-          data_cache_dir(config.data, settings.fallback_cache_dir).string();
+      json["cache_dir"] = data_cache_dir(config.data, settings.fallback_cache_dir).string();
     } else {
       const auto documents = prepare_documents(config.data.train, config.data, settings, &report);
       const TokenFileKind kind =
@@ -79,7 +79,8 @@ int run(const Options& options) {
   for (const std::string& line : report) log::info("{}", line);
   if (options.json) {
     json["report"] = report;
-    std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n",
+                json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else if (options.output.empty()) {
     std::printf("prepared in %s\n", json["cache_dir"].get<std::string>().c_str());
   } else {
@@ -99,13 +100,15 @@ void add_tokenize_command(CLI::App& app, int& code) {
                       "Run configuration; without --output its data is prepared in the cache");
   command->add_option("--set", options->overrides, "section.key=value, over the file");
   command->add_option("--tokenizer", options->tokenizer, "Folder or tokenizer.json, or `bytes`");
-  command->add_option("--input", options->input, "Files, folders or patterns, instead of a configuration");
+  command->add_option("--input", options->input,
+                      "Files, folders or patterns, instead of a configuration");
   command->add_option("--input-format", options->input_format, "As data.train[].format")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "text", "lines", "paragraphs", "json", "tokens", "megatron"}));
   command->add_option("--output", options->output, "Files PREFIX.* to write");
-  command->add_option("--format", options->format,
-                      "tokens: files of Tessera, labels included; megatron: .bin and .idx")
+  command
+      ->add_option("--format", options->format,
+                   "tokens: files of Tessera, labels included; megatron: .bin and .idx")
       ->capture_default_str()
       ->check(CLI::IsMember({"tokens", "megatron"}));
   command->add_option("--cache-dir", options->cache_dir, "Where tokenised shards are kept");

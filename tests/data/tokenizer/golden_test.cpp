@@ -39,7 +39,8 @@ TEST_P(Golden, AwkwardStringsGiveTheReferenceIds) {
     const auto ids = row["ids"].get<std::vector<std::int32_t>>();
     SCOPED_TRACE(row["text"].dump());
     EXPECT_EQ(tokenizer.encode(text, false), ids);
-    EXPECT_EQ(tokenizer.encode(text, true), row["ids_with_special"].get<std::vector<std::int32_t>>());
+    EXPECT_EQ(tokenizer.encode(text, true),
+              row["ids_with_special"].get<std::vector<std::int32_t>>());
     EXPECT_EQ(tokenizer.encode_with_spans(text, {.add_special_tokens = false}).ids, ids);
     EXPECT_EQ(tokenizer.decode(ids, false), row["decoded"].get<std::string>());
     EXPECT_EQ(tokenizer.decode(ids, true), row["decoded_skip_special"].get<std::string>());
@@ -84,15 +85,16 @@ TEST_P(Golden, WholeFilesGiveTheReferenceHash) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, Golden,
-                         ::testing::Values("llama2", "llama3_1", "mistral_v0_1", "qwen3", "stories260K",
-                                           "tiny_bpe_nfc", "tiny_llama3_regex"),
+                         ::testing::Values("llama2", "llama3_1", "mistral_v0_1", "qwen3",
+                                           "stories260K", "tiny_bpe_nfc", "tiny_llama3_regex"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(GoldenCases, WholeWordIsTakenBeforeMerges) {
   TESSERA_REQUIRE_DATA(folder, "tokenizers/llama3_1");
   const Tokenizer tokenizer = Tokenizer::load(folder);
   EXPECT_EQ(tokenizer.encode(" Việt", false), (std::vector<std::int32_t>{101798}));
-  EXPECT_EQ(tokenizer.encode("Việt Nam", false), (std::vector<std::int32_t>{36644, 26298, 83, 31074}));
+  EXPECT_EQ(tokenizer.encode("Việt Nam", false),
+            (std::vector<std::int32_t>{36644, 26298, 83, 31074}));
 }
 
 TEST(GoldenCases, MergesGoByRankNotFromTheLeft) {

@@ -31,9 +31,11 @@ TEST_P(KnownPattern, CutsLikeTheRegularExpression) {
   ASSERT_TRUE(fast.covers_text()) << "no hand-written matcher for this pattern";
   const Regex regex(GetParam());
   const std::string pieces[] = {
-      "a", "B", "z", "S", "\u00e9", "\u00c9", "\u01c5", "\u02b0", "\u4e2d", "\u0301", "\u093e", "1", "9",
-      "\u00bd", "\u0661", " ", " ", "\t", "\n", "\r", "\v", "\u0085", "\u00a0", "\u3000", "'", "'s", "'LL",
-      "'\u017f", "'re", "!", "/", "\u2026", "$", "\x01", "\x1c", "\u200b", "\U0001f600", "\U00020000"};
+      "a",      "B",      "z",      "S",       "\u00e9",     "\u00c9",    "\u01c5", "\u02b0",
+      "\u4e2d", "\u0301", "\u093e", "1",       "9",          "\u00bd",    "\u0661", " ",
+      " ",      "\t",     "\n",     "\r",      "\v",         "\u0085",    "\u00a0", "\u3000",
+      "'",      "'s",     "'LL",    "'\u017f", "'re",        "!",         "/",      "\u2026",
+      "$",      "\x01",   "\x1c",   "\u200b",  "\U0001f600", "\U00020000"};
   std::mt19937 random(7);
   for (int round = 0; round < 5000; ++round) {
     std::string text;

@@ -20,8 +20,7 @@ using Texts = std::vector<std::string>;
 // B69
 TEST(Bpe, MergesMayBeStringsOrPairs) {
   TokenizerSpec spec({"a", " ", "b", "a b", " b"}, {});
-  spec.json["model"]["merges"] =
-      Json::array({Json::array({" ", "b"}), Json::array({"a", " b"})});
+  spec.json["model"]["merges"] = Json::array({Json::array({" ", "b"}), Json::array({"a", " b"})});
   EXPECT_EQ(tokens_of(spec.load(), "a b"), (Texts{"a b"}));
   spec.json["model"]["merges"] = Json::array({"#version: 0.2"});
   EXPECT_EQ(tokens_of(spec.load(), "ab"), (Texts{"a", "b"}));
@@ -30,7 +29,8 @@ TEST(Bpe, MergesMayBeStringsOrPairs) {
 }
 
 TEST(Bpe, TheLowestRankGoesFirstAndTheLeftmostAmongEquals) {
-  const Tokenizer tokenizer = TokenizerSpec({"a", "b", "c", "bc", "ab", "aa"}, {"b c", "a b", "a a"}).load();
+  const Tokenizer tokenizer =
+      TokenizerSpec({"a", "b", "c", "bc", "ab", "aa"}, {"b c", "a b", "a a"}).load();
   EXPECT_EQ(tokens_of(tokenizer, "abc"), (Texts{"a", "bc"}));
   EXPECT_EQ(tokens_of(tokenizer, "aaa"), (Texts{"aa", "a"}));
 }
@@ -83,7 +83,8 @@ TEST(Bpe, RandomMergesAreRefused) {
 // Short words are merged by scanning, long ones through a queue: the same text in one word and in
 // parts that nothing joins must agree.
 TEST(Bpe, LongWordsAreMergedLikeShortOnes) {
-  const std::vector<std::string> merges = {"a b", "b c", "ab c", "a a", "aa b", "c c", "cc a", "abc abc"};
+  const std::vector<std::string> merges = {"a b",  "b c", "ab c", "a a",
+                                           "aa b", "c c", "cc a", "abc abc"};
   std::vector<std::string> made;
   for (const std::string& merge : merges) {
     const std::size_t blank = merge.find(' ');
@@ -91,12 +92,13 @@ TEST(Bpe, LongWordsAreMergedLikeShortOnes) {
   }
   made.push_back("-");
   const Tokenizer tokenizer = TokenizerSpec(
-      [&] {
-        std::vector<std::string> tokens = {"a", "b", "c"};
-        tokens.insert(tokens.end(), made.begin(), made.end());
-        return tokens;
-      }(),
-      merges).load();
+                                  [&] {
+                                    std::vector<std::string> tokens = {"a", "b", "c"};
+                                    tokens.insert(tokens.end(), made.begin(), made.end());
+                                    return tokens;
+                                  }(),
+                                  merges)
+                                  .load();
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
     std::string parts[12];
@@ -202,8 +204,8 @@ TEST(Spans, TokensCoverTheBytesTheyStandFor) {
 TEST(Spans, NormalFormsPointBackToTheOriginal) {
   TokenizerSpec spec({"▁", "é", "x", "▁x"}, {"▁ x"});
   spec.json["normalizer"] = {{"type", "NFC"}};
-  spec.json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"},
-                                {"split", true}};
+  spec.json["pre_tokenizer"] = {
+      {"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"}, {"split", true}};
   const Encoding encoding = spec.load().encode_with_spans("e\u0301 x");
   EXPECT_EQ(encoding.ids, (Ids{0, 1, 3}));
   // The blank in front stands for nothing of its own: it has the place of the first character.
@@ -212,7 +214,8 @@ TEST(Spans, NormalFormsPointBackToTheOriginal) {
 
 TEST(Spans, AddedSpecialTokensAreEmpty) {
   TokenizerSpec spec({"<s>", "a"}, {});
-  spec.json["post_processor"] = {{"type", "RobertaProcessing"}, {"sep", {"<s>", 0}}, {"cls", {"<s>", 0}}};
+  spec.json["post_processor"] = {
+      {"type", "RobertaProcessing"}, {"sep", {"<s>", 0}}, {"cls", {"<s>", 0}}};
   const Encoding encoding = spec.load().encode_with_spans("aa");
   EXPECT_EQ(encoding.ids, (Ids{0, 1, 1, 0}));
   EXPECT_EQ(encoding.spans, (std::vector<TextSpan>{{0, 0}, {0, 1}, {1, 2}, {2, 2}}));
@@ -242,7 +245,8 @@ TEST(Encode, BatchesOnThreadsGiveWhatOneTextAfterAnotherGives) {
   for (const int threads : {0, 1, 3}) {
     const auto batch = tokenizer.encode_batch(views, {}, threads);
     ASSERT_EQ(batch.size(), texts.size());
-    for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(batch[i], tokenizer.encode(texts[i], true));
+    for (std::size_t i = 0; i < texts.size(); ++i)
+      EXPECT_EQ(batch[i], tokenizer.encode(texts[i], true));
   }
   EXPECT_TRUE(tokenizer.encode_batch({}, {}, 2).empty());
 }
@@ -251,7 +255,8 @@ TEST(Encode, BrokenUtf8IsNamedByItsByte) {
   TokenizerSpec spec = TokenizerSpec::byte_level();
   spec.json["pre_tokenizer"]["use_regex"] = true;
   const Tokenizer tokenizer = spec.load();
-  for (const char* text : {"ab\xff", "ab\xC3", "ab\xED\xA0\x80", "ab\xC0\x80", "ab\xF4\x90\x80\x80"}) {
+  for (const char* text :
+       {"ab\xff", "ab\xC3", "ab\xED\xA0\x80", "ab\xC0\x80", "ab\xF4\x90\x80\x80"}) {
     const std::string message = test::user_error([&] { tokenizer.encode(text, false); });
     EXPECT_NE(message.find("byte 2"), std::string::npos) << message;
     const std::string_view view = text;
@@ -291,7 +296,8 @@ TEST(DecodeStream, CharactersComeOutWhole) {
   EXPECT_EQ(out + stream.finish(), text);
   EXPECT_EQ(stream.step(0xE4), "");
   EXPECT_EQ(stream.finish(), "\uFFFD");
-  for (int i = 0; i < 100; ++i) out += stream.step(0x80);  // never valid: it must not be held for ever
+  for (int i = 0; i < 100; ++i)
+    out += stream.step(0x80);  // never valid: it must not be held for ever
   EXPECT_GT(out.size(), text.size() + 200);
 }
 
@@ -316,7 +322,8 @@ TEST(Save, FilesComeBackWithTheTokensAdded) {
   TokenizerSpec spec = TokenizerSpec::byte_level({"ab"}, {"a b"});
   spec.add(257, "<e>", {{"special", true}});
   source.write("tokenizer.json", spec.json.dump());
-  source.write("tokenizer_config.json", R"({"eos_token": "<e>", "added_tokens_decoder": {}, "chat_template": "x"})");
+  source.write("tokenizer_config.json",
+               R"({"eos_token": "<e>", "added_tokens_decoder": {}, "chat_template": "x"})");
   source.write("chat_template.jinja", "{{ messages }}");
   Tokenizer tokenizer = Tokenizer::load(source.path());
   EXPECT_EQ(tokenizer.side_file("chat_template.jinja"), "{{ messages }}");

@@ -35,8 +35,9 @@ class TokenizerSpec {
  public:
   // Ids in the order given; merges as "a b".
   TokenizerSpec(const std::vector<std::string>& tokens, const std::vector<std::string>& merges) {
-    json = {{"version", "1.0"},      {"truncation", nullptr},     {"padding", nullptr},
-            {"added_tokens", Json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", nullptr},
+    json = {{"version", "1.0"},          {"truncation", nullptr},
+            {"padding", nullptr},        {"added_tokens", Json::array()},
+            {"normalizer", nullptr},     {"pre_tokenizer", nullptr},
             {"post_processor", nullptr}, {"decoder", nullptr}};
     Json vocabulary = Json::object();
     int id = 0;
@@ -53,15 +54,17 @@ class TokenizerSpec {
     }
     all.insert(all.end(), tokens.begin(), tokens.end());
     TokenizerSpec spec(all, merges);
-    spec.json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false},
-                                  {"trim_offsets", false}, {"use_regex", false}};
+    spec.json["pre_tokenizer"] = {{"type", "ByteLevel"},
+                                  {"add_prefix_space", false},
+                                  {"trim_offsets", false},
+                                  {"use_regex", false}};
     spec.json["decoder"] = spec.json["pre_tokenizer"];
     return spec;
   }
 
   TokenizerSpec& add(int id, const std::string& content, const Json& flags = Json::object()) {
-    Json token = {{"id", id},          {"content", content},  {"single_word", false},
-                  {"lstrip", false},   {"rstrip", false},     {"normalized", false},
+    Json token = {{"id", id},        {"content", content}, {"single_word", false},
+                  {"lstrip", false}, {"rstrip", false},    {"normalized", false},
                   {"special", false}};
     token.update(flags);
     json["added_tokens"].push_back(token);

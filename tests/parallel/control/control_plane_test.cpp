@@ -63,7 +63,8 @@ struct World {
 
 class ControlPlaneTest : public testing::TestWithParam<Kind> {};
 
-INSTANTIATE_TEST_SUITE_P(Kinds, ControlPlaneTest, testing::Values(Kind::kLocal, Kind::kUnix, Kind::kTcp),
+INSTANTIATE_TEST_SUITE_P(Kinds, ControlPlaneTest,
+                         testing::Values(Kind::kLocal, Kind::kUnix, Kind::kTcp),
                          [](const auto& info) {
                            return info.param == Kind::kLocal  ? "Local"
                                   : info.param == Kind::kUnix ? "Unix"
@@ -151,8 +152,8 @@ TEST_P(ControlPlaneTest, FirstErrorReachesEveryRank) {
     EXPECT_EQ(failure->rank, 1);
     EXPECT_EQ(failure->kind, ErrorKind::kUser);
     EXPECT_EQ(failure->text, "row 7 is bad");
-    // The failure may be known a moment before the callback's thread has run it; replacing it then would
-    // take it away.
+    // The failure may be known a moment before the callback's thread has run it; replacing it then
+    // would take it away.
     for (int i = 0; control.rank() != 1 && !is_called && i < 20'000; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -257,7 +258,8 @@ TEST(ControlServerTest, SilenceIsAFailure) {
   std::string problem;
   control::Socket silent = control::connect_to(server.address(), 5, &problem);
   ASSERT_TRUE(silent.is_open()) << problem;
-  std::string hello = control::encode({control::MessageKind::kHello, 1, 2, "a silent peer", "secret"});
+  std::string hello =
+      control::encode({control::MessageKind::kHello, 1, 2, "a silent peer", "secret"});
   ASSERT_TRUE(control::send_available(silent, hello));
   const auto failure = alive->wait_failure(20);
   ASSERT_TRUE(failure);
@@ -311,7 +313,8 @@ TEST(ControlServerTest, NobodyThereIsSaidInWords) {
 
 TEST(ControlWire, MessagesSurviveAnySplit) {
   const control::Message message{control::MessageKind::kSet, -5, 7, "key", std::string("a\0b", 3)};
-  const std::string bytes = control::encode(message) + control::encode({control::MessageKind::kBeat});
+  const std::string bytes =
+      control::encode(message) + control::encode({control::MessageKind::kBeat});
   std::string in;
   std::vector<control::Message> got;
   bool is_bad = false;

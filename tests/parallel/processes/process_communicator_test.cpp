@@ -93,7 +93,8 @@ TEST(ProcessCommunicator, PassesLastingCases) {
 }
 
 TEST(ProcessCommunicator, PassesEndingCases) {
-  for (const auto& [size, inline_streams] : std::vector<std::pair<int, bool>>{{2, true}, {3, false}}) {
+  for (const auto& [size, inline_streams] :
+       std::vector<std::pair<int, bool>>{{2, true}, {3, false}}) {
     for (const ConformanceCase& one : ending_cases()) {
       SCOPED_TRACE(one.name);
       const double timeout = std::string(one.name) == "timeout" ? kShortTimeout : 60;

@@ -77,8 +77,8 @@ TEST(ThreadRanks, FirstErrorEndsTheOthers) {
   }
 }
 
-// Ranks leave through an exception while their peers are in the middle of a collective: nobody may read
-// memory that is gone (AddressSanitizer sees it).
+// Ranks leave through an exception while their peers are in the middle of a collective: nobody may
+// read memory that is gone (AddressSanitizer sees it).
 TEST(ThreadRanks, AbortLeavesNoReaderBehind) {
   for (int round = 0; round < 40; ++round) {
     EXPECT_THROW(
@@ -139,7 +139,9 @@ TEST(ThreadCommunicatorChecks, WrongArgumentsAreRefused) {
     strided.row_stride = 6;
     EXPECT_THROW(env.world.all_reduce(strided, ReduceOp::kSum, *stream), Error);
     std::vector<std::uint8_t> bytes(4);
-    EXPECT_THROW(env.world.all_reduce({bytes.data(), DType::kU8, {4}, Device{}}, ReduceOp::kSum, *stream), Error);
+    EXPECT_THROW(
+        env.world.all_reduce({bytes.data(), DType::kU8, {4}, Device{}}, ReduceOp::kSum, *stream),
+        Error);
     // None of them counted: the group still works.
     env.world.barrier();
     env.world.all_reduce(at(0, 12), ReduceOp::kSum, *stream);
