@@ -107,6 +107,19 @@ void ArgumentCheck::in_place_or_separate(std::string_view output_name, const Ten
         op_, output_name, name);
 }
 
+void ArgumentCheck::scalar(std::string_view name, const Tensor& tensor) {
+  defined(name, tensor);
+  CHECK(tensor.shape == Shape{1}, "[{}] {} is {}, expected [1]", op_, name,
+        to_string(tensor.shape));
+  dtype(name, tensor, {DType::kF32});
+}
+
+void ArgumentCheck::amax(const Tensor& amax, const Tensor& recorded) {
+  if (!amax.defined()) return;
+  scalar("amax", amax);
+  CHECK(recorded.dtype != DType::kF64, "[{}] the amax of fp64 values is not recorded", op_);
+}
+
 void ArgumentCheck::require(bool condition, std::string_view what) const {
   CHECK(condition, "[{}] {}", op_, what);
 }

@@ -4,8 +4,34 @@
 #include "kernels/cpu/gemm_plan.h"
 #include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
+#include "kernels/quantize.h"
 
 namespace tessera {
+namespace {
+
+void check_fp8(const Gemm& args, ArgumentCheck& arg) {
+  arg.dtype("b", args.b, {DType::kF8E4M3, DType::kF8E5M2});
+  arg.require(args.a.dtype == DType::kF8E4M3 || args.b.dtype == DType::kF8E4M3,
+              "a and b are both e5m2, expected one of them to be e4m3");
+  arg.dtype("c", args.c, {DType::kBF16, DType::kF32});
+  arg.require(!args.transpose_a && args.transpose_b,
+              "FP8 operands are multiplied as a [m, k] by b [n, k] transposed only");
+  arg.scalar("scale_a", args.scale_a);
+  arg.scalar("scale_b", args.scale_b);
+  const std::int64_t k = args.a.cols();
+  const std::int64_t n = args.b.rows();
+  CHECK(k % 16 == 0 && n % 16 == 0,
+        "[gemm] FP8 operands give k {} and n {}, expected multiples of 16", k, n);
+  for (const Tensor* operand : {&args.a, &args.b}) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(operand->data) % 16 == 0 &&
+                         (operand->rows() <= 1 || operand->row_stride % 16 == 0);
+    CHECK(aligned,
+          "[gemm] rows of an FP8 operand {} with stride {} do not start at multiples of 16 bytes",
+          to_string(operand->shape), operand->row_stride);
+  }
+}
+
+}  // namespace
 
 void check(const Gemm& args) {
   ArgumentCheck arg("gemm");
@@ -19,17 +45,24 @@ void check(const Gemm& args) {
   CHECK(k == b_k, "[gemm] b is {}{}, expected inner size {} to match a {}{}",
         to_string(args.b.shape), args.transpose_b ? " transposed" : "", k, to_string(args.a.shape),
         args.transpose_a ? " transposed" : "");
-  CHECK(args.c.rows() == m && args.c.cols() == n, "[gemm] c is {}, expected {} to match a {} and b {}",
-        to_string(args.c.shape), to_string(Shape{m, n}), to_string(args.a.shape),
-        to_string(args.b.shape));
-  arg.dtype("a", args.a, {DType::kBF16, DType::kF32, DType::kF64});
-  arg.dtype("b", args.b, {args.a.dtype});
-  arg.dtype("c", args.c, {args.a.dtype, DType::kF32});
+  CHECK(args.c.rows() == m && args.c.cols() == n,
+        "[gemm] c is {}, expected {} to match a {} and b {}", to_string(args.c.shape),
+        to_string(Shape{m, n}), to_string(args.a.shape), to_string(args.b.shape));
+  if (is_fp8(args.a.dtype)) {
+    check_fp8(args, arg);
+  } else {
+    arg.dtype("a", args.a,
+              {DType::kBF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2});
+    arg.dtype("b", args.b, {args.a.dtype});
+    arg.dtype("c", args.c, {args.a.dtype, DType::kF32});
+    arg.require(!args.scale_a.defined() && !args.scale_b.defined() && !args.fast_accumulation,
+                "scales and fast accumulation belong to FP8 operands");
+  }
   arg.separate("c", args.c, "a", args.a);
   arg.separate("c", args.c, "b", args.b);
   if (args.bias.defined()) {
     arg.shape("bias", args.bias, Shape{n}, "c", args.c);
-    arg.dtype("bias", args.bias, {args.a.dtype});
+    arg.dtype("bias", args.bias, {is_fp8(args.a.dtype) ? args.c.dtype : args.a.dtype});
     arg.separate("c", args.c, "bias", args.bias);
   }
 }

@@ -12,6 +12,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
 #include "kernels/optimizer.h"
+#include "kernels/quantize.h"
 #include "kernels/random.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -35,6 +36,9 @@
   X(scale, Scale)                                  \
   X(column_sum, ColumnSum)                         \
   X(sum_parts, SumParts)                           \
+  X(amax, Amax)                                    \
+  X(quantize, Quantize)                            \
+  X(transpose, Transpose)                          \
   X(cross_entropy_stats, CrossEntropyStats)        \
   X(cross_entropy_combine, CrossEntropyCombine)    \
   X(cross_entropy_backward, CrossEntropyBackward)  \

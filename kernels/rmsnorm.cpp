@@ -35,6 +35,7 @@ void check(const RmsNormForward& args) {
     arg.dtype("rstd", args.rstd, {compute_dtype(args.x.dtype)});
   }
   arg.require(args.eps >= 0, "eps is negative");
+  arg.amax(args.amax, args.out);
 }
 
 std::size_t workspace(const RmsNormForward&, const Capabilities&) { return 0; }
@@ -65,6 +66,7 @@ void check(const RmsNormBackward& args) {
     arg.dtype("dweight", args.dweight, {args.dout.dtype, DType::kF32});
     arg.separate("dweight", args.dweight, "weight", args.weight);
   }
+  arg.amax(args.amax, args.dx);
 }
 
 std::size_t workspace(const RmsNormBackward& args, const Capabilities& target) {

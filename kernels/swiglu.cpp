@@ -12,6 +12,7 @@ void check(const SwiGluForward& args) {
   arg.shape("gate_up", args.gate_up, Shape{args.out.rows(), 2 * args.out.cols()}, "out", args.out);
   arg.dtype("gate_up", args.gate_up, {args.out.dtype});
   arg.separate("out", args.out, "gate_up", args.gate_up);
+  arg.amax(args.amax, args.out);
 }
 
 std::size_t workspace(const SwiGluForward&, const Capabilities&) { return 0; }
@@ -27,6 +28,7 @@ void check(const SwiGluBackward& args) {
   arg.dtype("dgate_up", args.dgate_up, {args.dout.dtype});
   arg.in_place_or_separate("dgate_up", args.dgate_up, "gate_up", args.gate_up);
   arg.separate("dgate_up", args.dgate_up, "dout", args.dout);
+  arg.amax(args.amax, args.dgate_up);
 }
 
 std::size_t workspace(const SwiGluBackward&, const Capabilities&) { return 0; }

@@ -1,25 +1,42 @@
-// c = alpha op(a) op(b) (+ c) (+ bias). Tiles of c go to threads; inside a tile OpenBLAS computes in
-// fp32 (fp64), bf16 operands are converted a panel at a time. Bound by arithmetic.
+// c = alpha op(a) op(b) (+ c) (+ bias). Tiles of c go to threads; inside a tile OpenBLAS computes
+// in fp32 (fp64), bf16 and FP8 operands are converted a panel at a time. Bound by arithmetic.
 #include "kernels/gemm.h"
 
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/common.h"
+#include "kernels/cpu/fp8.h"
 #include "kernels/cpu/gemm_plan.h"
 #include "kernels/ops.h"
+#include "kernels/quantize.h"
 
 namespace tessera::cpu {
 namespace {
 
-// Copies rows [r0, r0 + rows) x columns [c0, c0 + cols) of t to a dense panel of C.
-template <typename T, typename C>
+// Copies rows [r0, r0 + rows) x columns [c0, c0 + cols) of a bf16 or FP8 matrix to a dense panel.
 void convert_panel(const Tensor& t, std::int64_t r0, std::int64_t rows, std::int64_t c0,
-                   std::int64_t cols, C* panel) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const T* in = row<T>(t, r0 + i) + c0;
-    C* out = panel + i * cols;
+                   std::int64_t cols, float* panel) {
+  if (t.dtype == DType::kBF16) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const bf16* in = row<bf16>(t, r0 + i) + c0;
+      float* out = panel + i * cols;
 #pragma omp simd
-    for (std::int64_t j = 0; j < cols; ++j) out[j] = load(in[j]);
+      for (std::int64_t j = 0; j < cols; ++j) out[j] = load(in[j]);
+    }
+    return;
   }
+  const float* values = t.dtype == DType::kF8E4M3 ? fp8_table<f8e4m3>() : fp8_table<f8e5m2>();
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::uint8_t* in = row<std::uint8_t>(t, r0 + i) + c0;
+    float* out = panel + i * cols;
+    for (std::int64_t j = 0; j < cols; ++j) out[j] = values[in[j]];
+  }
+}
+
+// What the products are multiplied with.
+float factor_of(const Gemm& args) {
+  if (!args.scale_a.defined()) return args.alpha;
+  return args.alpha * *static_cast<const float*>(args.scale_a.data) *
+         *static_cast<const float*>(args.scale_b.data);
 }
 
 template <typename T>
@@ -39,13 +56,15 @@ void multiply(const Tile<T>& tile, std::int64_t p0, std::int64_t depth, C* a_pan
   call.m = tile.rows;
   call.n = tile.cols;
   call.k = depth;
-  call.alpha = static_cast<C>(args.alpha);
+  call.alpha = static_cast<C>(factor_of(args));
   call.beta = beta;
   call.c = c;
   call.ldc = ldc;
   // The part of each operand as stored: rows and columns swap under transposition.
-  const std::int64_t a_row = args.transpose_a ? p0 : tile.i0, a_col = args.transpose_a ? tile.i0 : p0;
-  const std::int64_t b_row = args.transpose_b ? tile.j0 : p0, b_col = args.transpose_b ? p0 : tile.j0;
+  const std::int64_t a_row = args.transpose_a ? p0 : tile.i0,
+                     a_col = args.transpose_a ? tile.i0 : p0;
+  const std::int64_t b_row = args.transpose_b ? tile.j0 : p0,
+                     b_col = args.transpose_b ? p0 : tile.j0;
   if constexpr (std::is_same_v<T, C>) {
     call.a = row<T>(args.a, a_row) + a_col;
     call.lda = std::max<std::int64_t>(args.a.row_stride, args.a.cols());
@@ -54,19 +73,19 @@ void multiply(const Tile<T>& tile, std::int64_t p0, std::int64_t depth, C* a_pan
   } else {
     call.lda = args.transpose_a ? tile.rows : depth;
     call.ldb = args.transpose_b ? depth : tile.cols;
-    convert_panel<T>(args.a, a_row, args.transpose_a ? depth : tile.rows, a_col, call.lda, a_panel);
-    convert_panel<T>(args.b, b_row, args.transpose_b ? tile.cols : depth, b_col, call.ldb, b_panel);
+    convert_panel(args.a, a_row, args.transpose_a ? depth : tile.rows, a_col, call.lda, a_panel);
+    convert_panel(args.b, b_row, args.transpose_b ? tile.cols : depth, b_col, call.ldb, b_panel);
     call.a = a_panel;
     call.b = b_panel;
   }
   blas_gemm(call);
 }
 
-// Writes a finished tile of the compute type to c, rounding once.
-template <typename T, typename D, typename C>
+// Writes a finished tile of the compute type to c, rounding once. The bias is of type B.
+template <typename B, typename D, typename T, typename C>
 void finish(const Tile<T>& tile, const C* product) {
   const Gemm& args = tile.args;
-  const T* bias = args.bias.defined() ? row<T>(args.bias, 0) + tile.j0 : nullptr;
+  const B* bias = args.bias.defined() ? row<B>(args.bias, 0) + tile.j0 : nullptr;
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const C* in = product + i * tile.cols;
     D* out = row<D>(args.c, tile.i0 + i) + tile.j0;
@@ -90,19 +109,24 @@ void run_tile(const GemmPlan& plan, const Tile<T>& tile, char* scratch) {
   C* c = direct ? row<C>(args.c, tile.i0) + tile.j0 : product;
   const std::int64_t ldc = direct ? std::max(args.c.row_stride, args.c.cols()) : tile.cols;
   C beta = direct && args.accumulate ? C(1) : C(0);
-  const std::int64_t block = plan.converts_operands ? plan.block_k : std::max<std::int64_t>(1, plan.k);
+  const std::int64_t block =
+      plan.converts_operands ? plan.block_k : std::max<std::int64_t>(1, plan.k);
   std::int64_t p0 = 0;
   do {  // once even for an empty inner size, which clears c
     multiply<T, C>(tile, p0, std::min(block, plan.k - p0), a_panel, b_panel, beta, c, ldc);
     beta = C(1);
     p0 += block;
   } while (p0 < plan.k);
+  // FP8 products take a bias of c's type, the others of their operands'.
+  constexpr bool kIsFp8 = sizeof(T) == 1;
+  using B = std::conditional_t<kIsFp8, C, T>;
   if (!direct) {
+    if constexpr (kIsFp8) return finish<bf16, bf16>(tile, product);
     if (args.c.dtype == DTypeOf<T>::value) return finish<T, T>(tile, product);
     return finish<T, float>(tile, product);
   }
   if (args.bias.defined()) {
-    const T* bias = row<T>(args.bias, 0) + tile.j0;
+    const B* bias = row<B>(args.bias, 0) + tile.j0;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
       C* out = c + i * ldc;
 #pragma omp simd
@@ -123,7 +147,7 @@ void gemm(const Gemm& args, Stream& stream) {
     announce_rows_read(args.b);
     if (args.accumulate) announce_rows_read(args.c);
     announce_rows_write(args.c);
-    visit_float(args.a.dtype, [&]<typename T>(TypeTag<T>) {
+    const auto run = [&]<typename T>(TypeTag<T>) {
       for_each_item(team, plan.count(), plan.slots, [&](std::int64_t item, int slot) {
         // Consecutive tiles share their columns of b.
         const std::int64_t i0 = item % plan.tiles_m() * plan.tile_m;
@@ -132,7 +156,10 @@ void gemm(const Gemm& args, Stream& stream) {
                            std::min(plan.tile_n, plan.n - j0)};
         run_tile(plan, tile, static_cast<char*>(memory) + plan.slot_bytes() * slot);
       });
-    });
+    };
+    // Of an FP8 format the type tells the width alone: panels look at the operand.
+    if (is_fp8(args.a.dtype)) return run(TypeTag<f8e4m3>{});
+    visit_float(args.a.dtype, run);
   });
 }
 

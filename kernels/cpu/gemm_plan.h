@@ -1,5 +1,5 @@
-// How a matrix product is cut on the CPU: tiles of c that threads take in turn. The cut is a function
-// of the sizes alone, so the result does not depend on the number of threads.
+// How a matrix product is cut on the CPU: tiles of c that threads take in turn. The cut is a
+// function of the sizes alone, so the result does not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct GemmPlan {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t tile_m = 1, tile_n = 1;  // rows and columns of c in a tile
   std::int64_t block_k = 1;             // inner size handled at a time when operands are converted
-  bool converts_operands = false;       // bf16: panels of a and b in fp32
+  bool converts_operands = false;       // bf16, FP8: panels of a and b in fp32
   bool converts_result = false;         // c has not the dtype that the product is computed in
   std::size_t element = 4;              // bytes of the compute type
   int slots = 1;                        // threads that may run a tile at the same time
@@ -29,7 +29,7 @@ struct GemmPlan {
     plan.m = args.c.rows();
     plan.n = args.c.cols();
     plan.k = args.transpose_a ? args.a.rows() : args.a.cols();
-    plan.converts_operands = args.a.dtype == DType::kBF16;
+    plan.converts_operands = size_of(args.a.dtype) <= 2;
     plan.converts_result = args.c.dtype != compute_dtype(args.a.dtype);
     plan.element = size_of(compute_dtype(args.a.dtype));
     plan.tile_m = even(plan.m, kMaxTileM, 8);
@@ -59,7 +59,9 @@ struct GemmPlan {
   std::size_t slot_bytes() const {
     return static_cast<std::size_t>(a_elements() + b_elements() + c_elements()) * element;
   }
-  std::size_t bytes() const { return count() == 0 ? 0 : slot_bytes() * static_cast<std::size_t>(slots); }
+  std::size_t bytes() const {
+    return count() == 0 ? 0 : slot_bytes() * static_cast<std::size_t>(slots);
+  }
 
  private:
   // The smallest multiple of `unit` that cuts `size` into as few pieces as `largest` does.

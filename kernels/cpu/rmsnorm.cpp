@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cpu/common.h"
+#include "kernels/cpu/fp8.h"
 #include "kernels/ops.h"
 
 namespace tessera::cpu {
@@ -22,7 +23,8 @@ void forward_row(const RmsNormForward& args, std::int64_t t) {
     for (std::int64_t j = 0; j < hidden; ++j) sum[j] = store<T>(load(x[j]) + load(delta[j]));
     s = sum;
   }
-  const double squares = fixed_sum<C>(hidden, [s](std::int64_t j) { return load(s[j]) * load(s[j]); });
+  const double squares =
+      fixed_sum<C>(hidden, [s](std::int64_t j) { return load(s[j]) * load(s[j]); });
   const C rstd = static_cast<C>(1.0 / std::sqrt(squares / static_cast<double>(hidden) + args.eps));
   const T* weight = row<T>(args.weight, 0);
   T* out = row<T>(args.out, t);
@@ -40,9 +42,8 @@ void backward_row(const RmsNormBackward& args, std::int64_t t, Compute<T>* dweig
   const T* s = row<T>(args.s, t);
   const T* weight = row<T>(args.weight, 0);
   const C rstd = static_cast<const C*>(args.rstd.data)[t];
-  const double dot = fixed_sum<C>(hidden, [=](std::int64_t j) {
-    return load(dout[j]) * load(weight[j]) * load(s[j]);
-  });
+  const double dot = fixed_sum<C>(
+      hidden, [=](std::int64_t j) { return load(dout[j]) * load(weight[j]) * load(s[j]); });
   // d(rstd)/ds turns into a multiple of s itself.
   const C along = static_cast<C>(dot / static_cast<double>(hidden)) * rstd * rstd;
   if (dweight != nullptr) {
@@ -54,7 +55,8 @@ void backward_row(const RmsNormBackward& args, std::int64_t t, Compute<T>* dweig
     const T* dsum = row<T>(args.dsum, t);
 #pragma omp simd
     for (std::int64_t j = 0; j < hidden; ++j) {
-      dx[j] = store<T>(load(dsum[j]) + rstd * (load(dout[j]) * load(weight[j]) - load(s[j]) * along));
+      dx[j] =
+          store<T>(load(dsum[j]) + rstd * (load(dout[j]) * load(weight[j]) - load(s[j]) * along));
     }
   } else {
 #pragma omp simd
@@ -72,8 +74,9 @@ void rmsnorm_forward(const RmsNormForward& args, Stream& stream) {
     visit_float(args.x.dtype, [&]<typename T>(TypeTag<T>) {
       team.parallel_for(args.x.rows(), row_grain(args.x.cols()),
                         [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) forward_row<T>(args, t);
-      });
+                          for (std::int64_t t = begin; t < end; ++t) forward_row<T>(args, t);
+                          record_rows<T>(args.out, begin, end, args.amax);
+                        });
     });
   });
 }
@@ -93,6 +96,7 @@ void rmsnorm_backward(const RmsNormBackward& args, Stream& stream) {
         for (std::int64_t t = pieces.begin(piece); t < pieces.end(piece); ++t) {
           backward_row<T>(args, t, dweight);
         }
+        record_rows<T>(args.dx, pieces.begin(piece), pieces.end(piece), args.amax);
       });
       if (partial == nullptr) return;
       visit_gradient<T>(args.dweight.dtype, [&]<typename W>(TypeTag<W>) {

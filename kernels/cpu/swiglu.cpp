@@ -2,6 +2,7 @@
 #include "kernels/swiglu.h"
 
 #include "kernels/cpu/common.h"
+#include "kernels/cpu/fp8.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
 
@@ -48,8 +49,9 @@ void swiglu_forward(const SwiGluForward& args, Stream& stream) {
     visit_float(args.out.dtype, [&]<typename T>(TypeTag<T>) {
       team.parallel_for(args.out.rows(), row_grain(4 * args.out.cols()),
                         [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) forward_row<T>(args, t);
-      });
+                          for (std::int64_t t = begin; t < end; ++t) forward_row<T>(args, t);
+                          record_rows<T>(args.out, begin, end, args.amax);
+                        });
     });
   });
 }
@@ -60,8 +62,9 @@ void swiglu_backward(const SwiGluBackward& args, Stream& stream) {
     visit_float(args.dout.dtype, [&]<typename T>(TypeTag<T>) {
       team.parallel_for(args.dout.rows(), row_grain(4 * args.dout.cols()),
                         [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) backward_row<T>(args, t);
-      });
+                          for (std::int64_t t = begin; t < end; ++t) backward_row<T>(args, t);
+                          record_rows<T>(args.dgate_up, begin, end, args.amax);
+                        });
     });
   });
 }

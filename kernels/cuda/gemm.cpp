@@ -1,11 +1,11 @@
-// Matrix products through cuBLASLt. Bound by arithmetic. cuBLASLt is column-major: a row-major c = op(a)
-// op(b) is the column-major c^T = op(b)^T op(a)^T over the same memory, so the operands change places and
-// keep their transpositions.
+// Matrix products through cuBLASLt. Bound by arithmetic. cuBLASLt is column-major: a row-major c =
+// op(a) op(b) is the column-major c^T = op(b)^T op(a)^T over the same memory, so the operands
+// change places and keep their transpositions.
 //
-// A shape's plan (descriptors and algorithm) is made at its first product and kept with the context. The
-// algorithm is the library's first proposal, or, with ContextOptions::autotune_gemm, the fastest of its
-// proposals timed on the spot. All of them sum in an order fixed by the algorithm: reductions through the
-// output type, which would round partial sums, are ruled out.
+// A shape's plan (descriptors and algorithm) is made at its first product and kept with the
+// context. The algorithm is the library's first proposal, or, with ContextOptions::autotune_gemm,
+// the fastest of its proposals timed on the spot. All of them sum in an order fixed by the
+// algorithm: reductions through the output type, which would round partial sums, are ruled out.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -26,6 +26,7 @@
 #include "kernels/cuda_workspace.h"
 #include "kernels/gemm_choices.h"
 #include "kernels/ops.h"
+#include "kernels/quantize.h"
 
 namespace tessera::cuda {
 namespace {
@@ -33,9 +34,9 @@ namespace {
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 4;
 
-// m, n, k, strides of a, b, c, transpose_a + 2 transpose_b, beta != 0, bias in the epilogue, dtypes of
-// a and c, alignments of a, b, c.
-using Key = std::array<std::int64_t, 14>;
+// m, n, k, strides of a, b, c, transpose_a + 2 transpose_b, beta != 0, bias in the epilogue, dtypes
+// of a and c, alignments of a, b, c, dtype of b, fast accumulation.
+using Key = std::array<std::int64_t, 16>;
 
 std::string text_of(const Key& key) {
   std::string text;
@@ -51,6 +52,10 @@ cudaDataType_t data_type(DType dtype) {
       return CUDA_R_32F;
     case DType::kF64:
       return CUDA_R_64F;
+    case DType::kF8E4M3:
+      return CUDA_R_8F_E4M3;
+    case DType::kF8E5M2:
+      return CUDA_R_8F_E5M2;
     default:
       TESSERA_FAIL(ErrorKind::kInternal, "[gemm] no cuda kernel for {}", name_of(dtype));
   }
@@ -85,7 +90,8 @@ void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t name, const T
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof(value)));
 }
 template <typename T>
-void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name, const T& value) {
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name,
+         const T& value) {
   CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value)));
 }
 
@@ -94,6 +100,7 @@ struct Problem {
   std::int64_t m, n, k;
   bool has_bias;  // in the epilogue
   bool is_double;
+  bool has_scales;  // FP8 operands
   Key key;
 
   explicit Problem(const Gemm& args)
@@ -102,6 +109,7 @@ struct Problem {
         k(args.transpose_a ? args.a.rows() : args.a.cols()),
         has_bias(args.bias.defined() && args.bias.dtype == args.c.dtype),
         is_double(args.a.dtype == DType::kF64),
+        has_scales(is_fp8(args.a.dtype)),
         key{m,
             n,
             k,
@@ -115,7 +123,9 @@ struct Problem {
             static_cast<std::int64_t>(args.c.dtype),
             alignment_of(args.a.data),
             alignment_of(args.b.data),
-            alignment_of(args.c.data)} {}
+            alignment_of(args.c.data),
+            static_cast<std::int64_t>(args.b.dtype),
+            args.fast_accumulation ? 1 : 0} {}
 
   // A matrix of one row may carry any stride; the library wants at least its width.
   static std::int64_t stride_of(const Tensor& t) { return std::max(t.row_stride, t.cols()); }
@@ -146,9 +156,11 @@ struct Scalars {
 };
 
 std::string not_supported(const Gemm& args) {
-  return fmt::format("[gemm] cuBLASLt has no kernel for a {} {}{}, b {}{}, c {} {}", name_of(args.a.dtype),
-                     to_string(args.a.shape), args.transpose_a ? " transposed" : "", to_string(args.b.shape),
-                     args.transpose_b ? " transposed" : "", name_of(args.c.dtype), to_string(args.c.shape));
+  return fmt::format("[gemm] cuBLASLt has no kernel for a {} {}{}, b {} {}{}, c {} {}",
+                     name_of(args.a.dtype), to_string(args.a.shape),
+                     args.transpose_a ? " transposed" : "", name_of(args.b.dtype),
+                     to_string(args.b.shape), args.transpose_b ? " transposed" : "",
+                     name_of(args.c.dtype), to_string(args.c.shape));
 }
 
 class GemmLibrary : public Extension {
@@ -174,7 +186,8 @@ class GemmLibrary : public Extension {
   void autotune(const Problem& problem, const Gemm& args, CudaStream& stream, void* workspace,
                 const std::vector<cublasLtMatmulHeuristicResult_t>& results, Plan& plan) const;
   cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& args,
-                          const Scalars& scalars, void* c, void* workspace, cudaStream_t stream) const {
+                          const Scalars& scalars, void* c, void* workspace,
+                          cudaStream_t stream) const {
     return cublasLtMatmul(handle_, plan.desc.handle, &scalars.alpha, args.b.data, plan.first.handle,
                           args.a.data, plan.second.handle, &scalars.beta, c, plan.out.handle, c,
                           plan.out.handle, &algorithm, workspace,
@@ -187,6 +200,14 @@ class GemmLibrary : public Extension {
   std::map<Key, Plan> plans_;
   std::map<std::string, cublasLtMatmulAlgo_t> imported_;
 };
+
+// The library reads the scales from the device; its first operand is our b.
+void set_scales(const Plan& plan, const Gemm& args) {
+  const void* first = args.scale_b.data;
+  const void* second = args.scale_a.data;
+  set(plan.desc.handle, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, first);
+  set(plan.desc.handle, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, second);
+}
 
 Plan GemmLibrary::describe(const Problem& problem, const Gemm& args) const {
   Plan plan;
@@ -206,9 +227,15 @@ Plan GemmLibrary::describe(const Problem& problem, const Gemm& args) const {
     const void* bias = args.bias.data;
     set(plan.desc.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
+  if (problem.has_scales) {
+    const std::int8_t fast = args.fast_accumulation ? 1 : 0;
+    set(plan.desc.handle, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+    set_scales(plan, args);
+  }
   const auto layout = [](Layout& out, const Tensor& t) {
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&out.handle, data_type(t.dtype), static_cast<std::uint64_t>(t.cols()),
-                                            static_cast<std::uint64_t>(t.rows()), Problem::stride_of(t)));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(
+        &out.handle, data_type(t.dtype), static_cast<std::uint64_t>(t.cols()),
+        static_cast<std::uint64_t>(t.rows()), Problem::stride_of(t)));
   };
   layout(plan.first, args.b);
   layout(plan.second, args.a);
@@ -216,11 +243,13 @@ Plan GemmLibrary::describe(const Problem& problem, const Gemm& args) const {
   return plan;
 }
 
-std::vector<cublasLtMatmulHeuristicResult_t> GemmLibrary::candidates(const Problem& problem, const Gemm&,
+std::vector<cublasLtMatmulHeuristicResult_t> GemmLibrary::candidates(const Problem& problem,
+                                                                     const Gemm&,
                                                                      const Plan& plan) const {
   Preference preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
-  set(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, context_->capabilities().gemm_workspace);
+  set(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+      context_->capabilities().gemm_workspace);
   // Split sums are added in the compute type; "none" is always allowed.
   set(preference.handle, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -232,8 +261,8 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmLibrary::candidates(const Probl
   std::vector<cublasLtMatmulHeuristicResult_t> results(kCandidates);
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle_, plan.desc.handle, plan.first.handle, plan.second.handle, plan.out.handle, plan.out.handle,
-      preference.handle, kCandidates, results.data(), &found);
+      handle_, plan.desc.handle, plan.first.handle, plan.second.handle, plan.out.handle,
+      plan.out.handle, preference.handle, kCandidates, results.data(), &found);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
   results.resize(static_cast<std::size_t>(found));
   std::erase_if(results, [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
@@ -247,31 +276,35 @@ bool GemmLibrary::use_imported(const Problem& problem, Plan& plan) const {
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle_, plan.desc.handle, plan.first.handle, plan.second.handle,
                               plan.out.handle, plan.out.handle, &found->second, &result);
-  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > context_->capabilities().gemm_workspace) {
-    log::warning("[gemm] the kept algorithm of {} x {} x {} cannot be used here; choosing anew", problem.m,
-                 problem.n, problem.k);
+  if (status != CUBLAS_STATUS_SUCCESS ||
+      result.workspaceSize > context_->capabilities().gemm_workspace) {
+    log::warning("[gemm] the kept algorithm of {} x {} x {} cannot be used here; choosing anew",
+                 problem.m, problem.n, problem.k);
     return false;
   }
   plan.algorithm = found->second;
   return true;
 }
 
-// Times every candidate. An accumulating product must change c once only, so those are timed into a copy;
-// without memory for it the first proposal stays.
-void GemmLibrary::autotune(const Problem& problem, const Gemm& args, CudaStream& stream, void* workspace,
-                           const std::vector<cublasLtMatmulHeuristicResult_t>& results, Plan& plan) const {
+// Times every candidate. An accumulating product must change c once only, so those are timed into a
+// copy; without memory for it the first proposal stays.
+void GemmLibrary::autotune(const Problem& problem, const Gemm& args, CudaStream& stream,
+                           void* workspace,
+                           const std::vector<cublasLtMatmulHeuristicResult_t>& results,
+                           Plan& plan) const {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   CUDA_CHECK(cudaStreamIsCapturing(stream.native(), &capture));
   if (capture != cudaStreamCaptureStatusNone || results.size() < 2) return;
   void* c = args.c.data;
   void* copy = nullptr;
   if (args.accumulate) {
-    const std::size_t bytes = static_cast<std::size_t>((problem.m - 1) * problem.key[5] + problem.n) *
-                              size_of(args.c.dtype);
+    const std::size_t bytes =
+        static_cast<std::size_t>((problem.m - 1) * problem.key[5] + problem.n) *
+        size_of(args.c.dtype);
     if (cudaMalloc(&copy, bytes) != cudaSuccess) {
       cudaGetLastError();
-      log::warning("[gemm] no memory to time {} x {} x {}; its first proposal is used", problem.m, problem.n,
-                   problem.k);
+      log::warning("[gemm] no memory to time {} x {} x {}; its first proposal is used", problem.m,
+                   problem.n, problem.k);
       return;
     }
     CUDA_CHECK(cudaMemcpyAsync(copy, c, bytes, cudaMemcpyDeviceToDevice, stream.native()));
@@ -282,7 +315,8 @@ void GemmLibrary::autotune(const Problem& problem, const Gemm& args, CudaStream&
   double best = 0;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const auto run = [&] {
-      return multiply(plan, results[i].algo, args, scalars, c, workspace, stream.native()) == CUBLAS_STATUS_SUCCESS;
+      return multiply(plan, results[i].algo, args, scalars, c, workspace, stream.native()) ==
+             CUBLAS_STATUS_SUCCESS;
     };
     if (!run()) continue;
     stream.record(start);
@@ -299,7 +333,8 @@ void GemmLibrary::autotune(const Problem& problem, const Gemm& args, CudaStream&
   if (copy != nullptr) CUDA_CHECK(cudaFree(copy));
 }
 
-Plan& GemmLibrary::plan_for(const Problem& problem, const Gemm& args, CudaStream& stream, void* workspace) {
+Plan& GemmLibrary::plan_for(const Problem& problem, const Gemm& args, CudaStream& stream,
+                            void* workspace) {
   const auto found = plans_.find(problem.key);
   if (found != plans_.end()) return found->second;
   Plan plan = describe(problem, args);
@@ -308,7 +343,8 @@ Plan& GemmLibrary::plan_for(const Problem& problem, const Gemm& args, CudaStream
     plan.is_supported = !results.empty();
     if (plan.is_supported) {
       plan.algorithm = results.front().algo;
-      if (context_->options().autotune_gemm) autotune(problem, args, stream, workspace, results, plan);
+      if (context_->options().autotune_gemm)
+        autotune(problem, args, stream, workspace, results, plan);
     }
   }
   return plans_.emplace(problem.key, std::move(plan)).first->second;
@@ -317,9 +353,11 @@ Plan& GemmLibrary::plan_for(const Problem& problem, const Gemm& args, CudaStream
 void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
   const auto workspace = stream.scratch().take(context_->capabilities().gemm_workspace);
   if (gemm_sums_apart(args)) {
-    const auto memory = stream.scratch().take(static_cast<std::size_t>(args.c.numel()) * sizeof(float));
+    const auto memory =
+        stream.scratch().take(static_cast<std::size_t>(args.c.numel()) * sizeof(float));
     Gemm product = args;
-    product.c = Tensor(memory.data(), DType::kF32, Shape{args.c.rows(), args.c.cols()}, args.c.device);
+    product.c =
+        Tensor(memory.data(), DType::kF32, Shape{args.c.rows(), args.c.cols()}, args.c.device);
     product.accumulate = false;
     product.bias = Tensor();
     CHECK(multiply_planned(product, stream, workspace.data()), "{}", not_supported(product));
@@ -328,8 +366,8 @@ void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
   }
   if (multiply_planned(args, stream, workspace.data())) return;
   CHECK(args.bias.defined(), "{}", not_supported(args));
-  // No kernel adds this bias: it goes into c first and the product is added to it, so that c is rounded
-  // once. (An fp32 or fp64 c may hold its old value too; a bf16 one was dealt with above.)
+  // No kernel adds this bias: it goes into c first and the product is added to it, so that c is
+  // rounded once. (An fp32 or fp64 c may hold its old value too; a bf16 one was dealt with above.)
   Gemm rest = args;
   rest.bias = Tensor();
   rest.accumulate = true;
@@ -349,7 +387,9 @@ bool GemmLibrary::multiply_planned(const Gemm& args, CudaStream& stream, void* w
     const void* bias = args.bias.data;
     set(plan.desc.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
-  CUBLAS_CHECK(multiply(plan, plan.algorithm, args, Scalars(args, problem.is_double), args.c.data, workspace, s));
+  if (problem.has_scales) set_scales(plan, args);
+  CUBLAS_CHECK(multiply(plan, plan.algorithm, args, Scalars(args, problem.is_double), args.c.data,
+                        workspace, s));
   return true;
 }
 
@@ -365,7 +405,8 @@ bool parse_hex(const std::string& text, cublasLtMatmulAlgo_t* algorithm) {
   auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
   for (std::size_t i = 0; i < sizeof(*algorithm); ++i) {
     const std::string pair = text.substr(2 * i, 2);
-    if (!std::isxdigit(static_cast<unsigned char>(pair[0])) || !std::isxdigit(static_cast<unsigned char>(pair[1]))) {
+    if (!std::isxdigit(static_cast<unsigned char>(pair[0])) ||
+        !std::isxdigit(static_cast<unsigned char>(pair[1]))) {
       return false;
     }
     bytes[i] = static_cast<unsigned char>(std::stoi(pair, nullptr, 16));
@@ -391,7 +432,8 @@ int GemmLibrary::import_choices(const nlohmann::json& choices) {
   for (const auto& [key, value] : choices.items()) {
     cublasLtMatmulAlgo_t algorithm{};
     CHECK_USER(value.is_string() && parse_hex(value.get<std::string>(), &algorithm),
-               "[gemm] the kept algorithm of shape \"{}\" is not {} hexadecimal digits; delete the file or "
+               "[gemm] the kept algorithm of shape \"{}\" is not {} hexadecimal digits; delete the "
+               "file or "
                "entry to choose anew",
                key, 2 * sizeof(algorithm));
     imported_[key] = algorithm;
@@ -405,7 +447,8 @@ void empty_product(const Gemm& args, Stream& stream) {
   if (!args.accumulate) {
     const cudaStream_t s = native(stream);
     const std::size_t size = size_of(args.c.dtype);
-    CUDA_CHECK(cudaMemset2DAsync(args.c.data, static_cast<std::size_t>(Problem::stride_of(args.c)) * size, 0,
+    CUDA_CHECK(cudaMemset2DAsync(args.c.data,
+                                 static_cast<std::size_t>(Problem::stride_of(args.c)) * size, 0,
                                  static_cast<std::size_t>(args.c.cols()) * size,
                                  static_cast<std::size_t>(args.c.rows()), s));
   }
@@ -428,12 +471,14 @@ std::string export_gemm_choices(BackendContext& context) {
 int import_gemm_choices(BackendContext& context, const std::string& text) {
   CudaContext& cuda_context = as_cuda(context);
   const nlohmann::json all = nlohmann::json::parse(text, nullptr, false);
-  CHECK_USER(all.is_object() && all.contains("gpu") && all.contains("library") && all.contains("choices") &&
-                 all["choices"].is_object(),
-             "[gemm] the text of kept algorithms is not an export of this program; delete it to choose anew");
+  CHECK_USER(all.is_object() && all.contains("gpu") && all.contains("library") &&
+                 all.contains("choices") && all["choices"].is_object(),
+             "[gemm] the text of kept algorithms is not an export of this program; delete it to "
+             "choose anew");
   if (all["gpu"] != cuda_context.gpu_name() || all["library"] != cublasLtGetVersion()) {
     log::info("[gemm] kept algorithms are for {} and cuBLASLt {}, this is {} and {}: choosing anew",
-              all["gpu"].dump(), all["library"].dump(), cuda_context.gpu_name(), cublasLtGetVersion());
+              all["gpu"].dump(), all["library"].dump(), cuda_context.gpu_name(),
+              cublasLtGetVersion());
     return 0;
   }
   return cuda_context.extension<GemmLibrary>().import_choices(all["choices"]);

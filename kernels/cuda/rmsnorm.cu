@@ -1,6 +1,8 @@
-// s = x + delta; out = s * rstd * weight, and its backward. [T, hidden] row-major; bound by memory: forward
-// reads x and delta and writes sum and out once, backward reads dout, s and dsum and writes dx once. A row
-// stays in the registers of one block; dweight leaves one row of partial sums per block.
+// s = x + delta; out = s * rstd * weight, and its backward. [T, hidden] row-major; bound by memory:
+// forward reads x and delta and writes sum and out once, backward reads dout, s and dsum and writes
+// dx once. A row stays in the registers of one block; dweight leaves one row of partial sums per
+// block.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/partial_sums.cuh"
 #include "kernels/cuda_workspace.h"
 #include "kernels/ops.h"
@@ -18,6 +20,7 @@ struct ForwardPointers {
   T* sum;
   T* out;
   Compute<T>* rstd;  // null when no backward follows
+  float* amax;       // null: not recorded
   std::int64_t x_stride, delta_stride, sum_stride, out_stride;
   std::int64_t hidden;
   Compute<T> eps;
@@ -25,8 +28,7 @@ struct ForwardPointers {
 
 // One block per row; each thread holds V vectors of N elements.
 template <typename T, int N, int V>
-__global__ void __launch_bounds__(kMaxThreads)
-    rmsnorm_forward_kernel(ForwardPointers<T> p) {
+__global__ void __launch_bounds__(kMaxThreads) rmsnorm_forward_kernel(ForwardPointers<T> p) {
   using A = Access<T, N>;
   using C = Compute<T>;
   __shared__ C shared[32];
@@ -67,6 +69,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   squares = block_sum(squares, shared);
   const C rstd = C(1) / sqrt(squares / static_cast<C>(p.hidden) + p.eps);
   if (threadIdx.x == 0 && p.rstd != nullptr) p.rstd[row] = rstd;
+  LargestMagnitude<T> largest;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const std::int64_t i = threadIdx.x + static_cast<std::int64_t>(v) * blockDim.x;
@@ -76,14 +79,17 @@ __global__ void __launch_bounds__(kMaxThreads)
     A::read(p.weight + i * N, w);
 #pragma unroll
     for (int j = 0; j < N; ++j) s[j] = s[j] * rstd * w[j];
-    A::write(p.out + row * p.out_stride + i * N, s);
+    const typename A::Raw stored = A::pack(s);
+    A::store(p.out + row * p.out_stride + i * N, stored);
+    largest.add(stored);
   }
+  if (p.amax != nullptr) largest.record(p.amax);
 }
 
-// Any width and alignment: the row is read again for the second pass (from cache, for usual widths).
+// Any width and alignment: the row is read again for the second pass (from cache, for usual
+// widths).
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads)
-    rmsnorm_forward_any_kernel(ForwardPointers<T> p) {
+__global__ void __launch_bounds__(kMaxThreads) rmsnorm_forward_any_kernel(ForwardPointers<T> p) {
   using C = Compute<T>;
   __shared__ C shared[32];
   const std::int64_t row = blockIdx.x;
@@ -103,9 +109,13 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (threadIdx.x == 0 && p.rstd != nullptr) p.rstd[row] = rstd;
   // Each thread reads back the elements it wrote itself.
   const T* s = p.delta != nullptr ? p.sum + row * p.sum_stride : x;
+  LargestMagnitude<T> largest;
   for (std::int64_t i = threadIdx.x; i < p.hidden; i += blockDim.x) {
-    p.out[row * p.out_stride + i] = from_compute<T>(to_compute(s[i]) * rstd * to_compute(p.weight[i]));
+    const T stored = from_compute<T>(to_compute(s[i]) * rstd * to_compute(p.weight[i]));
+    p.out[row * p.out_stride + i] = stored;
+    largest.add(stored);
   }
+  if (p.amax != nullptr) largest.record(p.amax);
 }
 
 template <typename T>
@@ -117,15 +127,15 @@ struct BackwardPointers {
   const T* dsum;  // null: no residual gradient
   T* dx;
   Compute<T>* partial;  // [gridDim.x, hidden], null when the weight is frozen
+  float* amax;          // null: not recorded
   std::int64_t dout_stride, s_stride, dsum_stride, dx_stride;
   std::int64_t rows, hidden;
 };
 
-// Blocks take rows b, b + grid, ... and prefetch the next row before they reduce the current one, so
-// memory stays busy. dx = dsum + rstd * (w dout - s rstd^2 mean(w dout s)).
+// Blocks take rows b, b + grid, ... and prefetch the next row before they reduce the current one,
+// so memory stays busy. dx = dsum + rstd * (w dout - s rstd^2 mean(w dout s)).
 template <typename T, int N, int V>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    rmsnorm_backward_kernel(BackwardPointers<T> p) {
+__global__ void __launch_bounds__(kMaxThreads, 1) rmsnorm_backward_kernel(BackwardPointers<T> p) {
   using A = Access<T, N>;
   using C = Compute<T>;
   __shared__ C shared[2][32];
@@ -134,8 +144,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   typename A::Raw weight[V];
   typename A::Raw dout[V], s[V], dsum[V];
   const bool has_dsum = p.dsum != nullptr;
-  const auto load_row = [&](std::int64_t row, typename A::Raw (&a)[V], typename A::Raw (&b)[V],
-                            typename A::Raw (&c)[V]) {
+  const auto load_row = [&](std::int64_t row, typename A::Raw(&a)[V], typename A::Raw(&b)[V],
+                            typename A::Raw(&c)[V]) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const std::int64_t i = threadIdx.x + static_cast<std::int64_t>(v) * blockDim.x;
@@ -152,6 +162,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   std::int64_t row = blockIdx.x;
   if (row < p.rows) load_row(row, dout, s, dsum);
+  LargestMagnitude<T> largest;
   int phase = 0;
   for (; row < p.rows; row += gridDim.x, phase ^= 1) {
     typename A::Raw next_dout[V], next_s[V], next_dsum[V];
@@ -190,12 +201,15 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 #pragma unroll
         for (int j = 0; j < N; ++j) d[j] += x[j];
       }
-      A::write(p.dx + row * p.dx_stride + i * N, d);
+      const typename A::Raw stored = A::pack(d);
+      A::store(p.dx + row * p.dx_stride + i * N, stored);
+      largest.add(stored);
       dout[v] = next_dout[v];
       s[v] = next_s[v];
       dsum[v] = next_dsum[v];
     }
   }
+  if (p.amax != nullptr) largest.record(p.amax);
   if (p.partial == nullptr) return;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -214,17 +228,17 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
-// Any width and alignment. The block's row of partial sums lives in scratch memory; a thread touches only
-// its own columns of it.
+// Any width and alignment. The block's row of partial sums lives in scratch memory; a thread
+// touches only its own columns of it.
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads)
-    rmsnorm_backward_any_kernel(BackwardPointers<T> p) {
+__global__ void __launch_bounds__(kMaxThreads) rmsnorm_backward_any_kernel(BackwardPointers<T> p) {
   using C = Compute<T>;
   __shared__ C shared[2][32];
   C* partial = p.partial == nullptr ? nullptr : p.partial + blockIdx.x * p.hidden;
   if (partial != nullptr) {
     for (std::int64_t i = threadIdx.x; i < p.hidden; i += blockDim.x) partial[i] = 0;
   }
+  LargestMagnitude<T> largest;
   int phase = 0;
   for (std::int64_t row = blockIdx.x; row < p.rows; row += gridDim.x, phase ^= 1) {
     const T* dout = p.dout + row * p.dout_stride;
@@ -242,9 +256,12 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (std::int64_t i = threadIdx.x; i < p.hidden; i += blockDim.x) {
       C d = to_compute(dout[i]) * to_compute(p.weight[i]) * rstd - to_compute(s[i]) * factor;
       if (p.dsum != nullptr) d += to_compute(p.dsum[row * p.dsum_stride + i]);
-      p.dx[row * p.dx_stride + i] = from_compute<T>(d);
+      const T stored = from_compute<T>(d);
+      p.dx[row * p.dx_stride + i] = stored;
+      largest.add(stored);
     }
   }
+  if (p.amax != nullptr) largest.record(p.amax);
 }
 
 // Threads of a block that holds a row of `vectors` vectors, `per_thread` each.
@@ -252,8 +269,8 @@ int row_threads(std::int64_t vectors, int per_thread) {
   return static_cast<int>(ceil_div(ceil_div(vectors, per_thread), 32) * 32);
 }
 
-// Calls launch(vectors per thread, threads) with the smallest number of vectors per thread from `wanted`
-// up whose block is small enough; false when the row is too wide for registers.
+// Calls launch(vectors per thread, threads) with the smallest number of vectors per thread from
+// `wanted` up whose block is small enough; false when the row is too wide for registers.
 template <int kMinimum, typename Launch>
 bool choose_row_block(std::int64_t vectors, int preferred_threads, Launch&& launch) {
   if (row_threads(vectors, kMinimum) <= preferred_threads) {
@@ -289,15 +306,17 @@ void rmsnorm_forward(const RmsNormForward& args, Stream& stream) {
     p.hidden = args.x.cols();
     p.eps = static_cast<Compute<T>>(args.eps);
     if (args.rstd.defined()) p.rstd = pointer<Compute<T>>(args.rstd);
+    p.amax = amax_pointer(args.amax);
     if (args.delta.defined()) {
       p.delta = pointer<T>(args.delta);
       p.delta_stride = args.delta.row_stride;
       p.sum = pointer<T>(args.sum);
       p.sum_stride = args.sum.row_stride;
     }
-    const bool aligned = p.hidden % N == 0 && rows_aligned(args.x) && rows_aligned(args.out) &&
-                         is_aligned(args.weight.data) &&
-                         (!args.delta.defined() || (rows_aligned(args.delta) && rows_aligned(args.sum)));
+    const bool aligned =
+        p.hidden % N == 0 && rows_aligned(args.x) && rows_aligned(args.out) &&
+        is_aligned(args.weight.data) &&
+        (!args.delta.defined() || (rows_aligned(args.delta) && rows_aligned(args.sum)));
     const unsigned grid = grid_size(rows);
     if constexpr (!std::is_same_v<T, double>) {
       if (aligned && choose_row_block<1>(p.hidden / N, 128, [&](auto per_thread, int threads) {
@@ -337,6 +356,7 @@ void rmsnorm_backward(const RmsNormBackward& args, Stream& stream) {
     p.dx = pointer<T>(args.dx);
     p.dx_stride = args.dx.row_stride;
     p.partial = args.dweight.defined() ? static_cast<Compute<T>*>(scratch.data()) : nullptr;
+    p.amax = amax_pointer(args.amax);
     p.rows = rows;
     p.hidden = hidden;
     const bool aligned = hidden % N == 0 && rows_aligned(args.dout) && rows_aligned(args.s) &&
@@ -344,18 +364,21 @@ void rmsnorm_backward(const RmsNormBackward& args, Stream& stream) {
                          (!args.dsum.defined() || rows_aligned(args.dsum));
     const unsigned grid = grid_size(parts);
     if constexpr (!std::is_same_v<T, double>) {
-      if (aligned && choose_row_block<2>(hidden / N, kMaxThreads, [&](auto per_thread, int threads) {
+      if (aligned &&
+          choose_row_block<2>(hidden / N, kMaxThreads, [&](auto per_thread, int threads) {
             rmsnorm_backward_kernel<T, N, decltype(per_thread)::value><<<grid, threads, 0, s>>>(p);
           })) {
         return;
       }
     }
-    const int threads = static_cast<int>(std::min<std::int64_t>(kMaxThreads, ceil_div(hidden, 32) * 32));
+    const int threads =
+        static_cast<int>(std::min<std::int64_t>(kMaxThreads, ceil_div(hidden, 32) * 32));
     rmsnorm_backward_any_kernel<T><<<grid, threads, 0, s>>>(p);
   });
   TESSERA_LAUNCHED();
   if (args.dweight.defined()) {
-    add_partial_sums(scratch.data(), parts, hidden, hidden, args.dweight, args.accumulate_dweight, stream);
+    add_partial_sums(scratch.data(), parts, hidden, hidden, args.dweight, args.accumulate_dweight,
+                     stream);
   }
 }
 

@@ -1,6 +1,6 @@
-// out = silu(gate) * up on [gate | up], and its gradients. Bound by memory: forward moves 3 elements per
-// output, backward 5; 16-byte accesses, two vectors in flight per thread and operand.
-#include "kernels/cuda/common.cuh"
+// out = silu(gate) * up on [gate | up], and its gradients. Bound by memory: forward moves 3
+// elements per output, backward 5; 16-byte accesses, two vectors in flight per thread and operand.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/ops.h"
 
 namespace tessera::cuda {
@@ -22,7 +22,7 @@ __device__ __forceinline__ C sigmoid(C x) {
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     swiglu_forward_kernel(const T* gate_up, std::int64_t in_stride, T* out, std::int64_t out_stride,
-                          std::int64_t ffn, RowChunks work) {
+                          std::int64_t ffn, RowChunks work, float* amax) {
   using A = Access<T, N>;
   using C = Compute<T>;
   const std::int64_t row = blockIdx.x / work.chunks;
@@ -38,25 +38,30 @@ __global__ void __launch_bounds__(kThreads)
       raw_up[u] = A::load(up + i * N);
     }
   }
+  LargestMagnitude<T> largest;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const std::int64_t i = first + u * kThreads;
-    if (i >= work.cols) return;
+    if (i >= work.cols) break;
     C g[N], x[N];
     A::unpack(raw_gate[u], g);
     A::unpack(raw_up[u], x);
 #pragma unroll
     for (int j = 0; j < N; ++j) x[j] *= g[j] * sigmoid<T>(g[j]);
-    A::write(out + row * out_stride + i * N, x);
+    const typename A::Raw stored = A::pack(x);
+    A::store(out + row * out_stride + i * N, stored);
+    largest.add(stored);
   }
+  if (amax != nullptr) largest.record(amax);
 }
 
-// dgate = dout * up * (sig + gate sig (1 - sig)); dup = dout * gate * sig. dgate_up may be gate_up: each
-// element is read by the thread that writes it.
+// dgate = dout * up * (sig + gate sig (1 - sig)); dup = dout * gate * sig. dgate_up may be gate_up:
+// each element is read by the thread that writes it.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    swiglu_backward_kernel(const T* dout, std::int64_t dout_stride, const T* gate_up, std::int64_t in_stride,
-                           T* dgate_up, std::int64_t out_stride, std::int64_t ffn, RowChunks work) {
+    swiglu_backward_kernel(const T* dout, std::int64_t dout_stride, const T* gate_up,
+                           std::int64_t in_stride, T* dgate_up, std::int64_t out_stride,
+                           std::int64_t ffn, RowChunks work, float* amax) {
   using A = Access<T, N>;
   using C = Compute<T>;
   const std::int64_t row = blockIdx.x / work.chunks;
@@ -74,10 +79,11 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   T* dgate = dgate_up + row * out_stride;
+  LargestMagnitude<T> largest;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const std::int64_t i = first + u * kThreads;
-    if (i >= work.cols) return;
+    if (i >= work.cols) break;
     C d[N], g[N], x[N];
     A::unpack(raw_d[u], d);
     A::unpack(raw_gate[u], g);
@@ -89,9 +95,14 @@ __global__ void __launch_bounds__(kThreads)
       g[j] = d[j] * x[j] * (sig + silu * (C(1) - sig));
       x[j] = d[j] * silu;
     }
-    A::write(dgate + i * N, g);
-    A::write(dgate + ffn + i * N, x);
+    const typename A::Raw stored_gate = A::pack(g);
+    const typename A::Raw stored_up = A::pack(x);
+    A::store(dgate + i * N, stored_gate);
+    A::store(dgate + ffn + i * N, stored_up);
+    largest.add(stored_gate);
+    largest.add(stored_up);
   }
+  if (amax != nullptr) largest.record(amax);
 }
 
 }  // namespace
@@ -106,8 +117,8 @@ void swiglu_forward(const SwiGluForward& args, Stream& stream) {
       constexpr int N = decltype(width)::value;
       const RowChunks work(args.out.rows(), ffn / N, kThreads * kUnroll);
       swiglu_forward_kernel<T, N><<<work.blocks(), kThreads, 0, s>>>(
-          pointer<T>(args.gate_up), args.gate_up.row_stride, pointer<T>(args.out), args.out.row_stride, ffn,
-          work);
+          pointer<T>(args.gate_up), args.gate_up.row_stride, pointer<T>(args.out),
+          args.out.row_stride, ffn, work, amax_pointer(args.amax));
     };
     if (ffn % kVector<T> == 0 && rows_aligned(args.gate_up) && rows_aligned(args.out)) {
       launch(std::integral_constant<int, kVector<T>>{});
@@ -128,8 +139,9 @@ void swiglu_backward(const SwiGluBackward& args, Stream& stream) {
       constexpr int N = decltype(width)::value;
       const RowChunks work(args.dout.rows(), ffn / N, kThreads * kUnroll);
       swiglu_backward_kernel<T, N><<<work.blocks(), kThreads, 0, s>>>(
-          pointer<T>(args.dout), args.dout.row_stride, pointer<T>(args.gate_up), args.gate_up.row_stride,
-          pointer<T>(args.dgate_up), args.dgate_up.row_stride, ffn, work);
+          pointer<T>(args.dout), args.dout.row_stride, pointer<T>(args.gate_up),
+          args.gate_up.row_stride, pointer<T>(args.dgate_up), args.dgate_up.row_stride, ffn, work,
+          amax_pointer(args.amax));
     };
     if (ffn % kVector<T> == 0 && rows_aligned(args.dout) && rows_aligned(args.gate_up) &&
         rows_aligned(args.dgate_up)) {

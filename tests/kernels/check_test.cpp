@@ -1,5 +1,5 @@
-// check() refuses wrong arguments with a message that names the op, the argument, what it is and what was
-// expected; and accepts what the contracts allow.
+// check() refuses wrong arguments with a message that names the op, the argument, what it is and
+// what was expected; and accepts what the contracts allow.
 #include <gtest/gtest.h>
 
 #include "kernels/check.h"
@@ -30,7 +30,8 @@ TEST(Check, NamesTheShapeThatWasExpected) {
   args.x = meta({8192, 2048});
   args.weight = meta({4096});
   args.out = meta({8192, 2048});
-  expect_refused({"[rmsnorm_forward] weight is [4096], expected [2048] to match x [8192, 2048]"}, args);
+  expect_refused({"[rmsnorm_forward] weight is [4096], expected [2048] to match x [8192, 2048]"},
+                 args);
 }
 
 TEST(Check, NamesMissingWrongTypedAndMisplacedTensors) {
@@ -110,6 +111,57 @@ TEST(Check, GemmNamesBothOperands) {
   expect_refused({"bias is [4], expected [5] to match c [4, 5]"}, args);
   args.bias = meta({5});
   expect_refused({"bias is fp32, expected bf16"}, args);
+}
+
+TEST(Check, GemmOfFp8NamesWhatHopperWants) {
+  const DType e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
+  Gemm args{meta({5, 32}, e5m2), meta({16, 32}, e5m2), meta({5, 16}, DType::kBF16)};
+  args.transpose_b = true;
+  expect_refused({"[gemm] a and b are both e5m2"}, args);
+  args.b = meta({16, 32}, e4m3);
+  expect_refused({"[gemm] scale_a is missing"}, args);
+  args.scale_a = args.scale_b = meta({1});
+  EXPECT_NO_THROW(check(args));
+  args.bias = meta({16});
+  expect_refused({"bias is fp32, expected bf16"}, args);
+  args.bias = Tensor{};
+  args.b = meta({32, 16}, e4m3);
+  args.transpose_b = false;
+  expect_refused({"a [m, k] by b [n, k] transposed only"}, args);
+  args = {meta({5, 24}, e4m3), meta({16, 24}, e4m3), meta({5, 16})};
+  args.transpose_b = true;
+  args.scale_a = args.scale_b = meta({1});
+  expect_refused({"[gemm] FP8 operands give k 24 and n 16, expected multiples of 16"}, args);
+  args = {tensor({2, 16}, e4m3), tensor({16, 16}, e4m3, 1024), tensor({2, 16}, DType::kF32, 4096)};
+  args.transpose_b = true;
+  args.scale_a = args.scale_b = tensor({1}, DType::kF32, 8192);
+  EXPECT_NO_THROW(check(args));
+  args.a.row_stride = 24;
+  expect_refused({"rows of an FP8 operand [2, 16] with stride 24"}, args);
+  args = {meta({4, 16}, DType::kBF16), meta({16, 16}, DType::kBF16), meta({4, 16})};
+  args.fast_accumulation = true;
+  expect_refused({"scales and fast accumulation belong to FP8 operands"}, args);
+}
+
+TEST(Check, QuantizeNamesItsCopies) {
+  Quantize args;
+  args.in = meta({20, 32}, DType::kBF16);
+  args.amax = args.scale = meta({1});
+  expect_refused({"[quantize] neither row nor column is given"}, args);
+  args.row = meta({20, 32}, DType::kF8E4M3);
+  args.column = meta({32, 16}, DType::kF8E4M3);
+  expect_refused({"column is [32, 16], expected 32 rows of at least 20 to match in [20, 32]"},
+                 args);
+  args.column = meta({32, 32}, DType::kF8E5M2);
+  expect_refused({"column is e5m2, expected e4m3"}, args);
+  args.column = meta({32, 32}, DType::kF8E4M3);
+  EXPECT_NO_THROW(check(args));
+  args.amax = meta({2});
+  expect_refused({"[quantize] amax is [2], expected [1]"}, args);
+  expect_refused({"[transpose] out is [30, 20], expected 32 rows of at least 20"},
+                 Transpose{meta({20, 32}, DType::kU8), meta({30, 20}, DType::kU8)});
+  expect_refused({"[amax] in is int32, expected bf16 or fp32"},
+                 Amax{meta({4}, DType::kI32), meta({1})});
 }
 
 TEST(Check, AttentionNamesHeadsAndBounds) {
@@ -198,7 +250,8 @@ TEST(Check, OthersNameTheirFirstMistake) {
   expect_refused({"[embedding_forward] out is [3, 7], expected [3, 8]"},
                  EmbeddingForward{meta({3}, DType::kI32), meta({10, 8}), meta({3, 7})});
   expect_refused({"[embedding_backward] order is [4], expected [3]"},
-                 EmbeddingBackward{meta({3}, DType::kI32), meta({4}, DType::kI32), meta({3, 8}), meta({10, 8})});
+                 EmbeddingBackward{meta({3}, DType::kI32), meta({4}, DType::kI32), meta({3, 8}),
+                                   meta({10, 8})});
   expect_refused({"[add] b is [3, 4], expected [4, 3] to match a [4, 3]"},
                  Add{meta({4, 3}), meta({3, 4}), meta({4, 3})});
   expect_refused({"[scale] in is int32, expected fp64"}, Scale{meta({4}, DType::kI32), meta({4})});
@@ -207,8 +260,9 @@ TEST(Check, OthersNameTheirFirstMistake) {
                  FillNormal{meta({4, 3}), {}, 0, 0, 2});
   expect_refused({"[sum_of_squares] sum is fp32, expected fp64"},
                  SumOfSquares{meta({4}), meta({0}, DType::kU8), meta({1})});
-  expect_refused({"[step_control_finish] control is [3]"},
-                 StepControlFinish{meta({3}, DType::kU8), meta({1}, DType::kF64), meta({1}, DType::kF64)});
+  expect_refused(
+      {"[step_control_finish] control is [3]"},
+      StepControlFinish{meta({3}, DType::kU8), meta({1}, DType::kF64), meta({1}, DType::kF64)});
 }
 
 }  // namespace

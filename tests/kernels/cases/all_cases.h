@@ -8,6 +8,7 @@
 #include "tests/kernels/cases/gemm_cases.h"
 #include "tests/kernels/cases/norm_cases.h"
 #include "tests/kernels/cases/optimizer_cases.h"
+#include "tests/kernels/cases/quantize_cases.h"
 #include "tests/kernels/cases/rope_cases.h"
 
 namespace tessera::test {
@@ -22,6 +23,7 @@ inline std::vector<OpCase> all_op_cases() {
   add_elementwise_cases(cases);
   add_cross_entropy_cases(cases);
   add_optimizer_cases(cases);
+  add_quantize_cases(cases);
   return cases;
 }
 

@@ -7,10 +7,10 @@ namespace tessera::test {
 
 struct NormCase {
   std::int64_t tokens, hidden;
-  bool delta = false;      // forward: residual addition; backward: dsum
-  bool accumulate = false; // backward
+  bool delta = false;       // forward: residual addition; backward: dsum
+  bool accumulate = false;  // backward
   bool fp32_gradient = false;
-  bool in_place = false;   // sum aliases x; dx aliases dsum
+  bool in_place = false;  // sum aliases x; dx aliases dsum
   std::int64_t gap = 0;
 };
 
@@ -29,11 +29,13 @@ inline std::vector<OpOutput> run_rmsnorm_forward(OpFixture& f, DType dtype, cons
     args.delta = f.input(delta, dtype, shape, c.gap);
     args.sum = c.in_place ? args.x : f.output(dtype, shape, c.gap);
   }
+  args.amax = amax_record(f, dtype);
   f.run(rmsnorm_forward, args);
 
   OpOutput out{"out", f.values(args.out), {}, {}}, rstd{"rstd", f.values(args.rstd), {}, {}};
   OpOutput sum{"sum", {}, {}, {}};
-  const Bound bound = Bound::of(dtype, dtype), statistics = Bound::of(statistics_type(dtype), dtype);
+  const Bound bound = Bound::of(dtype, dtype),
+              statistics = Bound::of(statistics_type(dtype), dtype);
   Values s = x;
   if (c.delta) {
     sum.got = f.values(args.sum);
@@ -45,19 +47,24 @@ inline std::vector<OpOutput> run_rmsnorm_forward(OpFixture& f, DType dtype, cons
   }
   for (std::int64_t t = 0; t < c.tokens; ++t) {
     double squares = 0;
-    for (std::int64_t j = 0; j < c.hidden; ++j) squares += s[static_cast<std::size_t>(t * c.hidden + j)] * s[static_cast<std::size_t>(t * c.hidden + j)];
-    const double r = 1 / std::sqrt(squares / static_cast<double>(c.hidden) + static_cast<double>(args.eps));
+    for (std::int64_t j = 0; j < c.hidden; ++j)
+      squares += s[static_cast<std::size_t>(t * c.hidden + j)] *
+                 s[static_cast<std::size_t>(t * c.hidden + j)];
+    const double r =
+        1 / std::sqrt(squares / static_cast<double>(c.hidden) + static_cast<double>(args.eps));
     rstd.want.push_back(r);
     const double operations = 4 + std::sqrt(static_cast<double>(c.hidden));
     rstd.bound.push_back(statistics.chain(r, operations));
     for (std::int64_t j = 0; j < c.hidden; ++j) {
-      const double y = s[static_cast<std::size_t>(t * c.hidden + j)] * r * weight[static_cast<std::size_t>(j)];
+      const double y =
+          s[static_cast<std::size_t>(t * c.hidden + j)] * r * weight[static_cast<std::size_t>(j)];
       out.want.push_back(y);
       out.bound.push_back(bound.chain(y, operations + 2));
     }
   }
   std::vector<OpOutput> outputs{out, rstd};
   if (c.delta) outputs.push_back(sum);
+  add_amax_output(f, args.amax, args.out, outputs);
   return outputs;
 }
 
@@ -72,7 +79,9 @@ inline std::vector<OpOutput> run_rmsnorm_backward(OpFixture& f, DType dtype, con
   Values rstd;
   for (std::int64_t t = 0; t < c.tokens; ++t) {
     double squares = 0;
-    for (std::int64_t j = 0; j < c.hidden; ++j) squares += s[static_cast<std::size_t>(t * c.hidden + j)] * s[static_cast<std::size_t>(t * c.hidden + j)];
+    for (std::int64_t j = 0; j < c.hidden; ++j)
+      squares += s[static_cast<std::size_t>(t * c.hidden + j)] *
+                 s[static_cast<std::size_t>(t * c.hidden + j)];
     rstd.push_back(1 / std::sqrt(squares / static_cast<double>(c.hidden) + 1e-5));
   }
   rstd = rounded(rstd, statistics_type(dtype));
@@ -84,13 +93,16 @@ inline std::vector<OpOutput> run_rmsnorm_backward(OpFixture& f, DType dtype, con
   args.rstd = f.input(rstd, statistics_type(dtype), Shape{c.tokens});
   if (c.delta) args.dsum = f.input(dsum, dtype, shape, c.gap);
   args.dx = c.delta && c.in_place ? args.dsum : f.output(dtype, shape, c.gap);
-  args.dweight = c.accumulate ? f.input(old, gradient, Shape{c.hidden}) : f.output(gradient, Shape{c.hidden});
+  args.dweight =
+      c.accumulate ? f.input(old, gradient, Shape{c.hidden}) : f.output(gradient, Shape{c.hidden});
   args.accumulate_dweight = c.accumulate;
+  args.amax = amax_record(f, dtype);
   f.run(rmsnorm_backward, args);
 
   OpOutput dx{"dx", f.values(args.dx), {}, {}}, dweight{"dweight", f.values(args.dweight), {}, {}};
   const Bound bound = Bound::of(dtype, dtype), weight_bound = Bound::of(gradient, dtype);
-  Values sums(static_cast<std::size_t>(c.hidden), 0.0), magnitudes(static_cast<std::size_t>(c.hidden), 0.0);
+  Values sums(static_cast<std::size_t>(c.hidden), 0.0),
+      magnitudes(static_cast<std::size_t>(c.hidden), 0.0);
   for (std::int64_t t = 0; t < c.tokens; ++t) {
     const double r = rstd[static_cast<std::size_t>(t)];
     double dot = 0, dot_magnitude = 0;
@@ -116,9 +128,12 @@ inline std::vector<OpOutput> run_rmsnorm_backward(OpFixture& f, DType dtype, con
   for (std::size_t j = 0; j < sums.size(); ++j) {
     const double base = c.accumulate ? old[j] : 0.0;
     dweight.want.push_back(base + sums[j]);
-    dweight.bound.push_back(weight_bound.sum(base + sums[j], c.tokens, std::abs(base) + magnitudes[j]));
+    dweight.bound.push_back(
+        weight_bound.sum(base + sums[j], c.tokens, std::abs(base) + magnitudes[j]));
   }
-  return {dx, dweight};
+  std::vector<OpOutput> outputs{dx, dweight};
+  add_amax_output(f, args.amax, args.dx, outputs);
+  return outputs;
 }
 
 inline void add_norm_cases(std::vector<OpCase>& cases) {
