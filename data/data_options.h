@@ -23,14 +23,16 @@ struct DataSource {
   void visit(FieldVisitor& v) {
     v.field("path", path, "File, folder, glob pattern, or synthetic:ROWSxLENGTH (random tokens)",
             {.is_path = true});
-    v.field("format", format,
-            "auto goes by the file's name and content. text: a file is one document, "
-            "<|endoftext|> separates several; lines: a line is one; paragraphs: blank lines "
-            "separate them; json: records, one a line or in an array; tokens: token files of "
-            "`tessera tokenize`; megatron: .bin with .idx; synthetic: random tokens",
-            {.choices = {"auto", "text", "lines", "paragraphs", "json", "tokens", "megatron",
-                         "synthetic"},
-             .value_aliases = {{"jsonl", "json"}, {"txt", "text"}}});
+    v.field(
+        "format", format,
+        "auto goes by the file's name and content. text: a file is one document, "
+        "<|endoftext|> separates several; lines: a line is one; paragraphs: blank lines "
+        "separate them; json: records, one a line or in an array; parquet: records, one a row; "
+        "tokens: token files of `tessera tokenize`; megatron: .bin with .idx; synthetic: random "
+        "tokens",
+        {.choices = {"auto", "text", "lines", "paragraphs", "json", "parquet", "tokens", "megatron",
+                     "synthetic"},
+         .value_aliases = {{"jsonl", "json"}, {"txt", "text"}}});
     v.field("columns", columns,
             "Names of the record's fields where they differ from ours: {text: content}");
     v.field("weight", weight,
@@ -92,7 +94,9 @@ struct DataOptions {
             {.is_path = true});
     v.field("tokenizer", tokenizer,
             "Folder or tokenizer.json, or `bytes`; the model's own when empty", {.is_path = true});
-    v.field("add_tokens", add_tokens, "New special tokens, appended to the vocabulary");
+    v.field("add_tokens", add_tokens,
+            "New special tokens, behind the vocabulary; their embeddings start as the mean of the "
+            "others");
     v.field(
         "cache_dir", cache_dir,
         "Where prepared data is kept; empty: ~/.cache/tessera. Shared storage prepares once for "

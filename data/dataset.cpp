@@ -132,6 +132,38 @@ void Dataset::plan_epoch() {
   }
 }
 
+std::vector<std::string> Dataset::describe_epoch(std::int64_t rows_per_step) const {
+  const auto tokens_of = [this](std::size_t source) {
+    const PackingCounts& counts = sources_[source].rows->counts();
+    if (counts.rows == 0) return 0.0;
+    return static_cast<double>(counts.target_tokens) / static_cast<double>(counts.rows) *
+           static_cast<double>(epoch_rows_of(source));
+  };
+  double tokens = 0;
+  bool has_weights = false;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    tokens += tokens_of(i);
+    has_weights |= sources_[i].weight.has_value();
+  }
+  const std::int64_t steps = (epoch_rows() + rows_per_step - 1) / rows_per_step;
+  const std::int64_t last = epoch_rows() - (steps - 1) * rows_per_step;
+  std::vector<std::string> lines = {fmt::format(
+      "an epoch: {} row{} of {} in {} step{} of {}{}, {}{:.0f} target tokens", epoch_rows(),
+      epoch_rows() == 1 ? "" : "s", sequence_length_, steps, steps == 1 ? "" : "s", rows_per_step,
+      last < rows_per_step ? fmt::format(", the last one of {}", last) : "",
+      has_weights ? "about " : "", tokens)};
+  for (std::size_t i = 0; has_weights && i < sources_.size(); ++i) {
+    const std::int64_t rows = sources_[i].rows->size();
+    if (rows == 0) continue;
+    lines.push_back(
+        fmt::format("{}: {} of its {} rows an epoch, seen {:.2f} times, {:.1f}% of the tokens",
+                    sources_[i].name, epoch_rows_of(i), rows,
+                    static_cast<double>(epoch_rows_of(i)) / static_cast<double>(rows),
+                    100 * tokens_of(i) / tokens));
+  }
+  return lines;
+}
+
 std::size_t Dataset::source_index(std::int64_t row) const {
   CHECK(row >= 0 && row < num_rows(), "[data] row {} of {}", row, num_rows());
   const auto after = std::upper_bound(first_row_.begin(), first_row_.end(), row);

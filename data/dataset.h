@@ -86,6 +86,10 @@ class Dataset {
     return first_slot_[source + 1] - first_slot_[source];
   }
 
+  // "an epoch: 5274 rows of 256 in 660 steps of 8, the last one of 2", and where sources are
+  // weighted a line for each: how often it is seen and its share of the tokens.
+  std::vector<std::string> describe_epoch(std::int64_t rows_per_step) const;
+
   // The row at `index` (< epoch_rows()) of `epoch`: a pure function of its arguments, at O(1).
   std::int64_t row_at(std::uint64_t seed, std::int64_t epoch, std::int64_t index,
                       bool shuffle) const;

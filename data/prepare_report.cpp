@@ -28,7 +28,8 @@ std::string describe_rows(const DataSource& source, const std::string& role,
       "{}{}{}: {} rows of {}, {} target tokens, {:.1f}% full", source.path,
       role.empty() ? "" : ", ", role, counts.rows, sequence_length, counts.target_tokens,
       counts.rows > 0 ? 100.0 * static_cast<double>(counts.pairs) / places : 0.0);
-  if (counts.split > 0) line += fmt::format("; {} long records split", counts.split);
+  if (counts.split > 0)
+    line += fmt::format("; {} long record{} split", counts.split, counts.split == 1 ? "" : "s");
   if (counts.cut > 0) {
     line += fmt::format("; {} cut, losing {} tokens", counts.cut, counts.cut_pairs);
   }

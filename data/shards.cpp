@@ -19,9 +19,11 @@ constexpr std::int64_t kSample = 64 << 10;
 constexpr std::int64_t kGathered = 32 * kMiB;  // small files together
 constexpr std::int64_t kSmall = 8 * kMiB;
 
-bool is_line_by_line(const SourceFile& file) {
+// Lines, or the row groups of a Parquet file.
+bool can_be_cut(const SourceFile& file) {
   return !file.is_compressed &&
-         (file.format == FileFormat::kJsonLines || file.format == FileFormat::kLines);
+         (file.format == FileFormat::kJsonLines || file.format == FileFormat::kLines ||
+          file.format == FileFormat::kParquet);
 }
 
 bool is_gatherable(const SourceFile& file) {
@@ -31,7 +33,7 @@ bool is_gatherable(const SourceFile& file) {
 
 // Small enough that a killed preparation loses little, few enough that the cache stays tidy.
 std::int64_t range_bytes(const SourceFile& file) {
-  if (!is_line_by_line(file)) return std::max<std::int64_t>(file.bytes, 1);
+  if (!can_be_cut(file)) return std::max<std::int64_t>(file.bytes, 1);
   return std::clamp((file.bytes / 256 + kMiB - 1) / kMiB * kMiB, 32 * kMiB, 1024 * kMiB);
 }
 

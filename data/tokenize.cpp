@@ -51,7 +51,7 @@ class BatchEncoder {
       : range_(range), file_(static_cast<std::int64_t>(file)), settings_(settings) {
     const FileFormat format = range.file.format;
     is_json_ = format == FileFormat::kJsonLines || format == FileFormat::kJsonArray ||
-               format == FileFormat::kJsonObject;
+               format == FileFormat::kJsonObject || format == FileFormat::kParquet;
   }
 
   EncodedBatch encode(const RawBatch& batch) const {
@@ -211,13 +211,14 @@ class BatchEncoder {
 // Batches of raw records, file after file. A batch never crosses files.
 class BatchReader {
  public:
-  BatchReader(const Shard& shard, std::int64_t max_rows) : shard_(shard), max_rows_(max_rows) {}
+  BatchReader(const Shard& shard, const TokenizeSettings& settings)
+      : shard_(shard), columns_(settings.columns), max_rows_(settings.max_rows) {}
 
   // Nothing at the end.
   std::optional<RawBatch> next() {
     while (file_ < shard_.size() && (max_rows_ == 0 || row_ < max_rows_)) {
       if (reader_ == nullptr) {
-        reader_ = open_records(shard_[file_], kMaxPiece);
+        reader_ = open_records(shard_[file_], kMaxPiece, columns_);
         files_.push_back({shard_[file_].file.path.string(), row_});
       }
       RawBatch batch;
@@ -249,6 +250,7 @@ class BatchReader {
 
  private:
   const Shard& shard_;
+  const ColumnNames& columns_;
   std::int64_t max_rows_;
   std::size_t file_ = 0;
   std::unique_ptr<RecordReader> reader_;
@@ -305,7 +307,7 @@ bool needs_wide_tokens(const TokenizeSettings& settings) {
 
 void tokenize_shard(const Shard& shard, const TokenizeSettings& settings,
                     const std::filesystem::path& path) {
-  BatchReader reader(shard, settings.max_rows);
+  BatchReader reader(shard, settings);
   TokenStoreWriter writer(path, needs_wide_tokens(settings));
   StoreCounts counts;
   bool more = true;

@@ -76,6 +76,13 @@ void check_columns(const ColumnNames& columns) {
   }
 }
 
+bool is_record_field(const ColumnNames& columns, std::string_view name) {
+  const auto& known = known_columns();
+  return std::any_of(known.begin(), known.end(), [&](const std::string& ours) {
+    return file_name_of(columns, ours.c_str()) == name;
+  });
+}
+
 void parse_record(std::string_view json, const ColumnNames& columns, Record& out) {
   out.text.clear();
   out.ids.clear();

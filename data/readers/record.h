@@ -35,6 +35,9 @@ using ColumnNames = std::map<std::string, std::string>;
 // Throws kUser for a column that we do not know.
 void check_columns(const ColumnNames& columns);
 
+// Whether the file's field `name` is one that records are made of.
+bool is_record_field(const ColumnNames& columns, std::string_view name);
+
 // Parses one object. input_ids win over text, since tools that tokenise often keep the text beside
 // them. `out` is reused. Throws RecordProblem.
 void parse_record(std::string_view json, const ColumnNames& columns, Record& out);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "data/readers/line_reader.h"
+#include "data/readers/parquet_reader.h"
 #include "engine/core/error.h"
 
 namespace tessera {
@@ -253,7 +254,8 @@ class ObjectRecords : public RecordReader {
 
 }  // namespace
 
-std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t max_piece) {
+std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t max_piece,
+                                           const ColumnNames& columns) {
   switch (range.file.format) {
     case FileFormat::kLines:
     case FileFormat::kJsonLines:
@@ -266,6 +268,8 @@ std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t m
       return std::make_unique<ObjectRecords>(range, true);
     case FileFormat::kJsonObject:
       return std::make_unique<ObjectRecords>(range, false);
+    case FileFormat::kParquet:
+      return open_parquet(range, columns);
     case FileFormat::kTokens:
     case FileFormat::kMegatron:
       break;
@@ -275,6 +279,9 @@ std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t m
 }
 
 std::string place_of(const FileRange& range, std::int64_t line) {
+  if (range.file.format == FileFormat::kParquet) {
+    return fmt::format("{} row {}", range.file.path.string(), parquet_rows_before(range) + line);
+  }
   // The first line of a range follows the first line end at or behind the byte before the range.
   const std::int64_t before =
       range.begin > 0 ? count_lines(range.file.path, range.begin - 1) + 1 : 0;

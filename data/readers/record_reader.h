@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "data/readers/record.h"
 #include "data/readers/source_files.h"
 
 namespace tessera {
@@ -18,8 +19,9 @@ struct RawRecord {
   bool ends_document = true;
 };
 
-// Part of a plain file: the lines whose first byte is in [begin, end). Only JSON lines and `lines`
-// can be cut into ranges; every other file is one range.
+// Part of a plain file: the lines whose first byte is in [begin, end), or the row groups of a
+// Parquet file. Only these, JSON lines and `lines` can be cut into ranges; every other file is one
+// range.
 struct FileRange {
   SourceFile file;
   std::int64_t begin = 0;
@@ -33,10 +35,13 @@ class RecordReader {
   virtual std::int64_t position() const = 0;  // stored bytes read so far, for progress
 };
 
-// Texts longer than `max_piece` bytes come in pieces.
-std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t max_piece);
+// Texts longer than `max_piece` bytes come in pieces. `columns` are those of the records: files
+// that store columns apart read no others.
+std::unique_ptr<RecordReader> open_records(const FileRange& range, std::size_t max_piece,
+                                           const ColumnNames& columns = {});
 
-// "rows.jsonl:17" for a line of the range. Counts the lines before the range: for messages only.
+// "rows.jsonl:17" for a line of the range, "rows.parquet row 17" for a row. Counts what lies before
+// the range: for messages only.
 std::string place_of(const FileRange& range, std::int64_t line);
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "data/readers/byte_stream.h"
 #include "data/readers/json_reader.h"
 #include "data/readers/line_reader.h"
+#include "data/readers/parquet_reader.h"
 #include "engine/core/error.h"
 #include "engine/core/text.h"
 
@@ -49,7 +50,7 @@ bool is_megatron(const fs::path& path) {
 bool has_known_name(const fs::path& path) {
   const std::string extension = inner_extension(path);
   return is_one_of(extension, kTextNames) || is_one_of(extension, kJsonNames) ||
-         extension == ".tokens" || is_megatron(path);
+         extension == ".tokens" || extension == ".parquet" || is_megatron(path);
 }
 
 // How the records of a JSON file are laid out, from its first line with something on it.
@@ -85,12 +86,13 @@ FileFormat detect_by_content(const fs::path& path) {
     size += got;
   }
   head.resize(size);
+  if (head.starts_with("PAR1")) return FileFormat::kParquet;
   const std::size_t bad = find_invalid_utf8(head);
   // A character cut by the end of the sample is no fault.
   const bool is_text = bad == std::string::npos || (size == 4096 && bad + 4 > size);
   CHECK_USER(is_text && head.find('\0') == std::string::npos,
              "[data] the format of {} is unclear: its name says nothing and it is not UTF-8 text; "
-             "set format to text, lines, paragraphs, json, tokens or megatron",
+             "set format to text, lines, paragraphs, json, parquet, tokens or megatron",
              path.string());
   std::size_t first = head.starts_with("\xEF\xBB\xBF") ? 3 : 0;
   first = head.find_first_not_of(" \t\r\n", first);
@@ -108,10 +110,10 @@ FileFormat detect_format(const fs::path& path) {
   if (is_megatron(path)) return FileFormat::kMegatron;
   CHECK_USER(extension != ".bin", "[data] {} has no .idx file beside it, expected {}",
              path.string(), fs::path(path).replace_extension(".idx").string());
-  CHECK_USER(extension != ".parquet" && extension != ".arrow" && extension != ".csv" &&
-                 extension != ".tsv",
-             "[data] {} is a {} file, which this build cannot read; convert it to JSON lines",
-             path.string(), extension);
+  if (extension == ".parquet") return FileFormat::kParquet;
+  CHECK_USER(extension != ".arrow" && extension != ".csv" && extension != ".tsv",
+             "[data] {} is a {} file, which is not read; convert it to JSON lines", path.string(),
+             extension);
   return detect_by_content(path);
 }
 
@@ -122,6 +124,7 @@ FileFormat chosen_format(const fs::path& path, const std::string& format) {
   if (format == "json") return json_layout(path);
   if (format == "tokens") return FileFormat::kTokens;
   if (format == "megatron") return FileFormat::kMegatron;
+  if (format == "parquet") return FileFormat::kParquet;
   CHECK(format == "auto", "[data] unknown format {}", format);
   return detect_format(path);
 }
@@ -135,6 +138,7 @@ SourceFile describe(const fs::path& path, const std::string& format) {
   file.bytes = static_cast<std::int64_t>(fs::file_size(file.path));
   file.is_compressed = detect_compression(file.path) != Compression::kNone;
   file.format = chosen_format(file.path, format);
+  if (file.format == FileFormat::kParquet) require_parquet(path);
   return file;
 }
 
@@ -164,8 +168,9 @@ std::vector<fs::path> files_in(const fs::path& folder, const std::string& format
   }
   CHECK_USER(
       !files.empty(),
-      "[data] folder {} holds no file of a known name (.txt, .md, .jsonl, .json, .tokens, .bin "
-      "with .idx; also .gz and .zst){}",
+      "[data] folder {} holds no file of a known name (.txt, .md, .jsonl, .json, .parquet, "
+      ".tokens, "
+      ".bin with .idx; also .gz and .zst){}",
       folder.string(),
       others.empty() ? "" : "; it holds " + join_choices(others) + ": name them by a pattern");
   return files;
@@ -202,6 +207,8 @@ const char* name_of(FileFormat format) {
       return "tokens";
     case FileFormat::kMegatron:
       return "Megatron";
+    case FileFormat::kParquet:
+      return "Parquet";
   }
   return "?";
 }

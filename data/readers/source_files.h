@@ -17,6 +17,7 @@ enum class FileFormat {
   kJsonObject,  // one record over several lines
   kTokens,      // a token file of ours (data/token_store.h)
   kMegatron,    // .bin with .idx
+  kParquet,     // one record a row
 };
 
 const char* name_of(FileFormat format);

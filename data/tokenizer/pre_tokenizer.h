@@ -55,10 +55,8 @@ class PreTokenizer {
   // sink returns.
   template <typename Sink>
   void for_each_word(const TextView& piece, bool keep_origin, Scratch& scratch, Sink&& sink) const {
-    if (stages_.empty()) {
-      if (!piece.text.empty()) sink(piece);
-      return;
-    }
+    if (piece.text.empty()) return;  // a normalizer may leave nothing: no blank is put before that
+    if (stages_.empty()) return sink(piece);
     if (scratch.size() < stages_.size()) scratch.resize(stages_.size());
     walk(0, piece, keep_origin, scratch, sink);
   }

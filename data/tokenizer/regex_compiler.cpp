@@ -216,7 +216,12 @@ class Parser {
     if (accept("\\")) {
       if (accept("A")) return simple(Node::Kind::kTextStart);
       if (accept("z")) return simple(Node::Kind::kTextEnd);
-      if (auto set = class_escape()) return set_node(std::move(*set));
+      const bool is_word = looking_at("w") || looking_at("W");
+      const bool is_negative = looking_at("W");
+      if (auto set = class_escape()) {
+        if (is_word) *set = bare_word_set(is_negative);
+        return set_node(std::move(*set));
+      }
       return literal(char_escape(), ignore_case);
     }
     return literal(next(), ignore_case);
@@ -306,6 +311,17 @@ class Parser {
     set.add(lower - 0x20, lower - 0x20);
     if (lower == 's') set.add(0x17F, 0x17F);
     if (lower == 'k') set.add(0x212A, 0x212A);
+  }
+
+  // Outside of brackets the engine asks a table of Latin-1 of its own, in which ² ³ ¹ ¼ ½ ¾ are
+  // word characters; inside they are not.
+  static CodePointSet bare_word_set(bool is_negative) {
+    CodePointSet set = regex_word_set();
+    for (const auto& [first, last] : {std::pair{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}}) {
+      set.add(static_cast<char32_t>(first), static_cast<char32_t>(last));
+    }
+    if (is_negative) set.complement();
+    return set;
   }
 
   // After a backslash: a class such as \s or \p{L}; nothing if it is a character escape.

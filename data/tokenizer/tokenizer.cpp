@@ -411,10 +411,14 @@ std::vector<std::int32_t> Tokenizer::add_tokens(std::span<const AddedToken> toke
   return ids;
 }
 
-void Tokenizer::save(const std::filesystem::path& folder) const {
+TokenizerFiles Tokenizer::files() const {
   std::vector<std::pair<std::int32_t, AddedToken>> tokens;
   for (const std::int32_t id : impl_->changed) tokens.emplace_back(id, *impl_->added.find(id));
-  write_tokenizer_files(with_added_tokens(impl_->files, tokens), folder);
+  return with_added_tokens(impl_->files, tokens);
+}
+
+void Tokenizer::save(const std::filesystem::path& folder) const {
+  write_tokenizer_files(files(), folder);
 }
 
 const std::string& Tokenizer::side_file(const std::string& name) const {

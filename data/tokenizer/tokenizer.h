@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/tokenizer_files.h"
 
 namespace tessera {
 
@@ -90,6 +91,8 @@ class Tokenizer {
   // Writes the tokenizer's files into the existing folder: those it was loaded from, with the
   // tokens that were added since.
   void save(const std::filesystem::path& folder) const;
+  // What save writes.
+  TokenizerFiles files() const;
 
   // Text of tokenizer_config.json or another file beside tokenizer.json as it was loaded; empty if
   // there was none.

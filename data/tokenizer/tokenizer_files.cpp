@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint/posix_file.h"
 #include "data/tokenizer/byte_alphabet.h"
 #include "engine/core/error.h"
 
@@ -225,15 +226,7 @@ TokenizerFiles byte_tokenizer_files() {
 
 void write_tokenizer_files(const TokenizerFiles& files, const fs::path& folder) {
   for (const auto& [name, text] : files.content) {
-    const fs::path path = folder / name;
-    std::ofstream out(path, std::ios::binary | std::ios::trunc);
-    out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    out.close();
-    if (!out.good()) {
-      TESSERA_FAIL(ErrorKind::kTransient,
-                   "[tokenizer] {}: writing failed; check that the folder exists and has space",
-                   path.string());
-    }
+    replace_file(folder / name, text, "tokenizer");
   }
 }
 

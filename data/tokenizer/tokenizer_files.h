@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "data/tokenizer/added_tokens.h"
 
@@ -41,6 +42,7 @@ TokenizerFiles with_added_tokens(const TokenizerFiles& files,
 // tokenizer.json and tokenizer_config.json of the byte tokenizer.
 TokenizerFiles byte_tokenizer_files();
 
+// Each file is replaced in one step. Throws kTransient if writing fails.
 void write_tokenizer_files(const TokenizerFiles& files, const std::filesystem::path& folder);
 
 }  // namespace tessera

@@ -90,7 +90,7 @@ inline bool is_space(char32_t c) {
 std::optional<CodePointSet> property_set(std::string_view name);
 CodePointSet category_set(CategoryMask mask);
 
-const CodePointSet& regex_word_set();   // \w of split patterns
+const CodePointSet& regex_word_set();   // [\w] of split patterns
 const CodePointSet& word_set();         // Whitespace pre-tokenizer, single_word added tokens
 const CodePointSet& numeric_set();      // Digits pre-tokenizer
 const CodePointSet& punctuation_set();  // Punctuation pre-tokenizer

@@ -202,6 +202,17 @@ TEST_F(Packing, WeightsAreSharesOfTheTokens) {
   // 300 rows of 16 tokens are three quarters; the other quarter takes 200 rows of 8 tokens.
   EXPECT_EQ(data->epoch_rows_of(0), 300);
   EXPECT_EQ(data->epoch_rows_of(1), 200);
+  const std::vector<std::string> lines = data->describe_epoch(8);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(
+      lines[0],
+      "an epoch: 500 rows of 16 in 63 steps of 8, the last one of 4, about 6400 target tokens");
+  EXPECT_NE(lines[1].find("300 of its 300 rows an epoch, seen 1.00 times, 75.0%"),
+            std::string::npos)
+      << lines[1];
+  EXPECT_NE(lines[2].find("200 of its 10 rows an epoch, seen 20.00 times, 25.0%"),
+            std::string::npos)
+      << lines[2];
   std::map<std::int64_t, int> times;
   for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
     for (std::int64_t i = 0; i < data->epoch_rows(); ++i) ++times[data->row_at(7, epoch, i, true)];

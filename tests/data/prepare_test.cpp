@@ -268,7 +268,7 @@ TEST_F(Prepare, ReportSaysWhatBecameOfTheRecords) {
       std::string::npos)
       << data.report[0];
   EXPECT_NE(
-      data.report[1].find("3 rows of 16, 45 target tokens, 93.8% full; 1 long records split; 1 "
+      data.report[1].find("3 rows of 16, 45 target tokens, 93.8% full; 1 long record split; 1 "
                           "shorter than two tokens"),
       std::string::npos)
       << data.report[1];

@@ -124,6 +124,64 @@ TEST(GoldenCases, ComposedAndDecomposedTextAreOne) {
   EXPECT_NE(plain.encode("cafe\u0301", false), plain.encode("caf\u00e9", false));
 }
 
+// Kinds B70, B72 and B76 beside the golden files; ids of the reference library (PyPI tokenizers
+// 0.23.3).
+TEST(GoldenCases, NumbersComposedTextAndFirstBlanks) {
+  using Ids = std::vector<std::int32_t>;
+  struct Case {
+    const char* text;
+    Ids llama2, llama3_1, qwen3;
+  };
+  const Case kCases[] = {
+      {"\uff11\uff12\uff13\uff14\uff15",  // full-width digits
+       {29871, 31936, 242, 191, 149, 242, 191, 150, 242, 191, 151, 242, 191, 152},
+       {20713, 25963, 34617, 46702, 44597},
+       {20109, 24918, 33517, 45602, 43497}},
+      {"\u0661\u0662\u0663\u0664",  // Arabic-Indic
+       {29871, 220, 164, 220, 165, 220, 166, 220, 167},
+       {109610, 110546, 117413, 124079},
+       {149, 94, 149, 95, 149, 96, 149, 97}},
+      {"\u00bd \u00be \u2461\u00b3",  // numbers that are no digits
+       {29871, 30226, 29871, 30642, 29871, 229, 148, 164, 30168},
+       {27154, 220, 68496, 220, 119560, 44301},
+       {26062, 220, 67396, 220, 48312, 94, 43201}},
+      {"\U0001d7d8\U0001d7d9",  // mathematical digits
+       {29871, 243, 160, 162, 155, 243, 160, 162, 156},
+       {57352, 253, 246, 57352, 253, 247},
+       {56252, 253, 246, 56252, 253, 247}},
+      {"\u0958",  // excluded from composition: NFC takes it apart
+       {29871, 227, 168, 155},
+       {12906, 246},
+       {64704, 5502, 120}},
+      {"\u1100\u1161\u11a8",  // jamo of one syllable
+       {29871, 228, 135, 131, 228, 136, 164, 228, 137, 171},
+       {157, 226, 222, 157, 227, 94, 157, 228, 101},
+       {126317}},
+      {"\u0344", {29871, 208, 135}, {137, 226}, {136, 230, 53839}},
+      {"q\u0307\u0323",  // marks that change places and do not compose
+       {3855, 207, 138, 31214},
+       {80, 136, 229, 105001},
+       {80, 136, 96, 136, 229}},
+      {"Hello", {15043}, {9906}, {9707}},
+      {" Hello", {29871, 15043}, {22691}, {21927}},
+      {"<s>Hello", {1, 15043}, {45147, 80597}, {44047, 79497}},
+      {"<s> Hello", {1, 29871, 15043}, {45147, 29, 22691}, {44047, 29, 21927}},
+      {"</s> <s>", {2, 259, 1}, {524, 82, 29, 366, 82, 29}, {522, 82, 29, 366, 82, 29}},
+      {"a</s>b", {263, 2, 289}, {64, 524, 82, 52507}, {64, 522, 82, 51407}},
+  };
+  TESSERA_REQUIRE_DATA(llama2, "tokenizers/llama2");
+  TESSERA_REQUIRE_DATA(llama3_1, "tokenizers/llama3_1");
+  TESSERA_REQUIRE_DATA(qwen3, "tokenizers/qwen3");
+  const Tokenizer first = Tokenizer::load(llama2);
+  const Tokenizer second = Tokenizer::load(llama3_1);
+  const Tokenizer third = Tokenizer::load(qwen3);
+  for (const Case& one : kCases) {
+    EXPECT_EQ(first.encode(one.text, false), one.llama2) << "llama2: " << one.text;
+    EXPECT_EQ(second.encode(one.text, false), one.llama3_1) << "llama3_1: " << one.text;
+    EXPECT_EQ(third.encode(one.text, false), one.qwen3) << "qwen3: " << one.text;
+  }
+}
+
 TEST(GoldenCases, SpecialTokensAreNamedByTheFilesBeside) {
   TESSERA_REQUIRE_DATA(llama2, "tokenizers/llama2");
   TESSERA_REQUIRE_DATA(qwen3, "tokenizers/qwen3");

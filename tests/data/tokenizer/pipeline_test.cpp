@@ -49,6 +49,20 @@ TEST(Metaspace, FirstLooksAtTheOriginalEvenBehindANormalizer) {
   EXPECT_EQ(tokens_of(spec.load(), "<unk> Hi"), (Texts{"<unk>", "Hi"}));
 }
 
+// What a normalizer takes away whole has no words, whoever puts blanks before them.
+TEST(PreTokenizer, NothingComesOfATextThatANormalizerEmptied) {
+  TokenizerSpec spec = words();
+  spec.json["normalizer"] = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  spec.json["pre_tokenizer"] = metaspace("always");
+  EXPECT_EQ(tokens_of(spec.load(), " \n "), (Texts{}));
+  EXPECT_EQ(tokens_of(spec.load(), ""), (Texts{}));
+  spec.json["normalizer"] = {{"type", "StripAccents"}};
+  EXPECT_EQ(tokens_of(spec.load(), "\u0356\u0346"), (Texts{}));
+  spec.json["pre_tokenizer"] = {
+      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", false}};
+  EXPECT_EQ(tokens_of(spec.load(), "\u0356\u0346"), (Texts{}));
+}
+
 TEST(Metaspace, OldFilesSayAddPrefixSpace) {
   TokenizerSpec spec = words();
   spec.json["pre_tokenizer"] = {

@@ -75,6 +75,16 @@ TEST(Regex, PropertiesFollowUnicode16) {
   EXPECT_EQ(matches(R"(\s)", "\u0085\u00A0\u200B\u3000"), (Texts{"\u0085", "\u00A0", "\u3000"}));
 }
 
+// The reference engine asks two tables: one for \w, another for [\w].
+TEST(Regex, WordCharactersInsideAndOutsideOfBrackets) {
+  EXPECT_EQ(matches(R"(\w+)", "a²½_é9-"), (Texts{"a²½_é9"}));
+  EXPECT_EQ(matches(R"(\W+)", "a²-½¾ b"), (Texts{"-", " "}));
+  EXPECT_EQ(matches(R"([\w]+)", "a²½_é9-"), (Texts{"a", "_é9"}));
+  EXPECT_EQ(matches(R"([^\w\s]+)", "a\uFEFF² ¹"), (Texts{"\uFEFF²", "¹"}));
+  EXPECT_EQ(matches(R"([\W]+)", "a²-½¾ b"), (Texts{"²-½¾ "}));
+  EXPECT_EQ(matches(R"(\w+|[^\w\s]+)", "-\uFEFF² ²³"), (Texts{"-\uFEFF²", "²³"}));
+}
+
 TEST(Regex, CaseFoldingReachesTheLongSAndTheKelvinSign) {
   EXPECT_EQ(matches("(?i:'s)", "'s'S'\u017F"), (Texts{"'s", "'S", "'\u017F"}));
   EXPECT_EQ(matches("(?i:k)", "kK\u212A"), (Texts{"k", "K", "\u212A"}));
