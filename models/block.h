@@ -1,6 +1,7 @@
-// One decoder block: attention and MLP around a residual stream. Forward and backward are written out in
-// reading order; shapes use T tokens, t tokens of this rank between blocks (T / tp under sequence
-// parallelism), H hidden, F ffn features of this rank, Q columns of the packed local [q | k | v].
+// One decoder block: attention and MLP around a residual stream. Forward and backward are written
+// out in reading order; shapes use T tokens, t tokens of this rank between blocks (T / tp under
+// sequence parallelism), H hidden, F ffn features of this rank, Q columns of the packed local [q |
+// k | v].
 #pragma once
 
 #include <string>
@@ -18,41 +19,43 @@ namespace tessera {
 // How much of a block's forward is repeated in its backward to save memory.
 enum class Recompute : unsigned char {
   kNone,       // everything is kept
-  kSelective,  // norm outputs and the SwiGLU output are recomputed: cheap passes, a third of the bytes
+  kSelective,  // norm outputs and the SwiGLU output are recomputed: cheap passes, a third of the
+               // bytes
   kFull,       // only the block's input is kept
 };
 
-// The residual stream between blocks: its value is x + delta (x alone before the first block). The sum
-// is taken by the next norm, which reads both anyway.
+// The residual stream between blocks: its value is x + delta (x alone before the first block). The
+// sum is taken by the next norm, which reads both anyway.
 struct Residual {
   Tensor x;
   Tensor delta;
 };
 
-// What a block's backward needs from its forward.
+// What a block's backward needs from its forward. The inputs of the linear layers are operands:
+// quantised, their copies are kept and the plain values may be shared with other blocks.
 struct BlockSaved {
-  Tensor input;    // [t, H] residual stream entering the block
-  Tensor rstd1;    // [t]
-  Tensor normed1;  // [t, H]
-  Tensor qkv_raw;  // [T, Q] before q/k norm; undefined without
-  Tensor qkv_rstd; // [T, heads] of q/k norm; undefined without
-  Tensor qkv;      // [T, Q] rotated
-  Tensor attended; // [T, heads_q * head_dim]
-  Tensor lse;      // [T, heads_q]
-  Tensor middle;   // [t, H] residual stream after attention
-  Tensor rstd2;    // [t]
-  Tensor normed2;  // [t, H]
-  Tensor gate_up;  // [T, 2F]
-  Tensor act;      // [T, F]
+  Tensor input;          // [t, H] residual stream entering the block
+  Tensor rstd1;          // [t]
+  GemmOperand normed1;   // [t, H]
+  Tensor qkv_raw;        // [T, Q] before q/k norm; undefined without
+  Tensor qkv_rstd;       // [T, heads] of q/k norm; undefined without
+  Tensor qkv;            // [T, Q] rotated
+  GemmOperand attended;  // [T, heads_q * head_dim]; plain is kept: attention's backward reads it
+  Tensor lse;            // [T, heads_q]
+  Tensor middle;         // [t, H] residual stream after attention
+  Tensor rstd2;          // [t]
+  GemmOperand normed2;   // [t, H]
+  Tensor gate_up;        // [T, 2F]
+  GemmOperand act;       // [T, F]
 };
 
 // Buffers that all blocks of a rank share, one after another.
 struct BlockWork {
-  Tensor delta;     // [t, H] pending addition to the residual stream
-  Tensor dnormed;   // [t, H]
-  Tensor dact;      // [T, F]
-  Tensor dattended; // [T, heads_q * head_dim]
-  Tensor dqkv;      // [T, Q]
+  Tensor delta;      // [t, H] pending addition to the residual stream
+  Tensor dnormed;    // [t, H]
+  Tensor dact;       // [T, F]
+  Tensor dattended;  // [T, heads_q * head_dim]
+  Tensor dqkv;       // [T, Q]
 };
 
 // What is common to the tokens of a micro-batch.
@@ -72,23 +75,35 @@ struct LayerCache {
 class Block {
  public:
   Block(const ModelConfig& config, int layer, int tensor_size, bool sequence_parallel,
-        ParamRegistry& registry, int bucket);
+        ParamRegistry& registry, QuantRegistry& quant, int bucket);
 
-  // With `shared`, what a selective recompute repeats lies in the tensors of `shared`.
-  static BlockSaved plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
-                               const std::string& name, Arena& arena,
-                               const BlockSaved* shared = nullptr);
-  static BlockWork plan_work(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
-                             Arena& arena);
+  // `first`: what was planned for the first block, if this is another; what need not be kept per
+  // block lies in its tensors. That is what a selective recompute repeats, and the plain values of
+  // quantised inputs.
+  BlockSaved plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
+                        const std::string& name, Recompute recompute, bool trains,
+                        const QuantState& quant, Arena& arena, const BlockSaved* first) const;
+  // `other`, another block's tensors, with the amaxes and scales of this block.
+  BlockSaved share_saved(const BlockSaved& other, const QuantState& quant) const;
+  static BlockWork plan_work(const ModelConfig& config, int tensor_size,
+                             const BatchGeometry& geometry, Arena& arena);
 
   // Advances `residual` by this block; fills `saved`.
   void forward(Residual& residual, const BlockSaved& saved, const BlockWork& work,
                const TokenContext& tokens, LayerContext& context) const;
-  // d [t, H], in place: gradient of the block's output to gradient of its input.
-  void backward(const Tensor& d, const BlockSaved& saved, const BlockWork& work, Recompute recompute,
-                const TokenContext& tokens, LayerContext& context) const;
-  // Forward without a backward: the keys and values of the new tokens are appended to `cache` behind
-  // its first `cached` rows, and `keys` bounds all of them (documents bounds the new tokens).
+  // d [t, H], in place: gradient of the block's output to gradient of its input. What wrote d
+  // recorded its amax in output_gradient_amax; this records that of the new d in `input_amax` where
+  // it is defined.
+  void backward(const Tensor& d, const Tensor& input_amax, const BlockSaved& saved,
+                const BlockWork& work, Recompute recompute, const TokenContext& tokens,
+                LayerContext& context) const;
+  // Undefined where nothing is quantised by it.
+  Tensor output_gradient_amax(const QuantState& quant) const {
+    return down_.output_gradient_amax(quant);
+  }
+  // Forward without a backward: the keys and values of the new tokens are appended to `cache`
+  // behind its first `cached` rows, and `keys` bounds all of them (documents bounds the new
+  // tokens).
   void decode(Residual& residual, const BlockSaved& saved, const BlockWork& work,
               const TokenContext& tokens, const LayerCache& cache, std::int64_t cached,
               const Tensor& keys, LayerContext& context) const;
@@ -117,7 +132,8 @@ class Block {
 std::int64_t local_intermediate_size(const ModelConfig& config, int tensor_size);
 
 // How a model's heads are spread over tp: query heads equally; key/value heads equally, or one per
-// group of ranks where there are fewer than tp. kUser, naming the three numbers, where neither fits.
+// group of ranks where there are fewer than tp. kUser, naming the three numbers, where neither
+// fits.
 QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size);
 
 }  // namespace tessera

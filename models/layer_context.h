@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/device/stream.h"
+#include "models/quant_state.h"
 #include "parallel/communicator.h"
 #include "parallel/param_store.h"
 
@@ -9,10 +10,19 @@ namespace tessera {
 
 struct LayerContext {
   ParamStore& params;
-  Communicator& tensor;    // tensor-parallel group
-  Stream& stream;          // compute
-  bool sequence_parallel;  // activations between blocks are [tokens / tp, hidden]
-  bool deterministic;      // ops that have a faster, unordered form must not use it
+  QuantState& quant;
+  Communicator& tensor;        // tensor-parallel group
+  Stream& stream;              // compute
+  bool sequence_parallel;      // activations between blocks are [tokens / tp, hidden]
+  bool deterministic;          // ops that have a faster, unordered form must not use it
+  bool reuses_scales = false;  // a forward that is repeated: its amaxes are known already
 };
+
+// The amax that the producer of `operand` records; undefined where nothing is to be recorded.
+inline Tensor amax_to_record(const GemmOperand& operand, const LayerContext& context) {
+  return context.reuses_scales ? Tensor{} : operand.amax;
+}
+// Records it by a pass of its own, for producers that do not.
+void measure(const GemmOperand& operand, LayerContext& context);
 
 }  // namespace tessera

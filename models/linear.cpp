@@ -15,25 +15,143 @@ std::int64_t whole_rows(const Tensor& piece, const LayerContext& context) {
   return piece.rows() * context.tensor.size();
 }
 
+// The copies that an operand has only while a product reads them lie in scratch; a plain operand
+// gets none.
+
+// A row copy beside the copies that the operand has.
+class ScratchRow {
+ public:
+  ScratchRow(const GemmOperand& source, DType format, LayerContext& context)
+      : operand_(source),
+        row_(context.stream, format, source.is_quantized() ? source.plain.shape : Shape{0}) {
+    if (source.is_quantized()) operand_.row = *row_;
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  GemmOperand operand_;
+  ScratchTensor row_;
+};
+
+// A row and a column copy.
+class ScratchCopies {
+ public:
+  ScratchCopies(const GemmOperand& source, DType format, LayerContext& context)
+      : row_(source, format, context),
+        column_(context.stream, format,
+                source.is_quantized() ? Shape{source.plain.cols(), fp8_depth(source.plain.rows())}
+                                      : Shape{0}),
+        operand_(row_.operand()) {
+    if (source.is_quantized()) operand_.column = *column_;
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  ScratchRow row_;
+  ScratchTensor column_;
+  GemmOperand operand_;
+};
+
+// The pieces [T / tp, n] of all ranks as one operand [T, n]: its row copy, or plain. A quantised
+// one has one scale on all ranks (agree_on_amax).
+class Gathered {
+ public:
+  Gathered(const GemmOperand& piece, LayerContext& context)
+      : whole_(context.stream, payload(piece).dtype,
+               Shape{whole_rows(payload(piece), context), payload(piece).cols()}) {
+    context.tensor.all_gather(payload(piece), *whole_, context.stream);
+    operand_.amax = piece.amax;
+    operand_.scale = piece.scale;
+    (piece.is_quantized() ? operand_.row : operand_.plain) = *whole_;
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  static const Tensor& payload(const GemmOperand& piece) {
+    return piece.is_quantized() ? piece.row : piece.plain;
+  }
+  ScratchTensor whole_;
+  GemmOperand operand_;
+};
+
+// Adds the column copy to an operand whose rows were gathered: the same bytes transposed.
+class Transposed {
+ public:
+  Transposed(const GemmOperand& rows, LayerContext& context)
+      : column_(
+            context.stream, rows.is_quantized() ? rows.row.dtype : DType::kU8,
+            rows.is_quantized() ? Shape{rows.row.cols(), fp8_depth(rows.row.rows())} : Shape{0}),
+        operand_(rows) {
+    if (!rows.is_quantized()) return;
+    transpose(Transpose{rows.row, *column_}, context.stream);
+    operand_.column = *column_;
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  ScratchTensor column_;
+  GemmOperand operand_;
+};
+
+// One amax for the pieces of all ranks.
+void agree_on_amax(const GemmOperand& piece, LayerContext& context) {
+  const Tensor amax = amax_to_record(piece, context);
+  if (amax.defined()) context.tensor.all_reduce(amax, ReduceOp::kMax, context.stream);
+}
+
+// Memory of the column copy of an input [T, in].
+Tensor plan_column(const Tensor& x, const std::string& name, const QuantState& quant,
+                   Arena& arena) {
+  return arena.allocate(name + " fp8 columns", quant.recipe().forward,
+                        Shape{x.cols(), fp8_depth(x.rows())}, MemoryClass::kActivations);
+}
+
 }  // namespace
 
-void LocalLinear::forward(const Tensor& x, const Tensor& y, bool add_bias, LayerContext& context) const {
-  Gemm args{x, context.params.fused_weight(weight_, fused_), y};
-  args.transpose_b = true;
+GemmOperand LocalLinear::input(const Tensor& x, const QuantState& quant) const {
+  GemmOperand operand = quant.input(quant_);
+  operand.plain = x;
+  return operand;
+}
+
+GemmOperand LocalLinear::output_gradient(const Tensor& dy, const QuantState& quant) const {
+  GemmOperand operand = quant.gradient(quant_);
+  operand.plain = dy;
+  return operand;
+}
+
+GemmOperand LocalLinear::weight(LayerContext& context) const {
+  if (is_quantized()) return context.quant.weight(quant_, context.params, context.stream);
+  GemmOperand operand;
+  operand.plain = context.params.fused_weight(weight_, fused_);
+  return operand;
+}
+
+void LocalLinear::forward(const GemmOperand& x, const Tensor& y, bool add_bias,
+                          LayerContext& context) const {
+  Gemm args;
+  args.c = y;
+  args.fast_accumulation = true;
   if (add_bias && has_bias()) args.bias = context.params.fused_weight(bias_, fused_);
-  gemm(args, context.stream);
+  multiply_nt(x, weight(context), args, context.stream);
 }
 
-void LocalLinear::backward_input(const Tensor& dy, const Tensor& dx, LayerContext& context) const {
-  gemm(Gemm{dy, context.params.fused_weight(weight_, fused_), dx}, context.stream);
+void LocalLinear::backward_input(const GemmOperand& dy, const Tensor& dx,
+                                 LayerContext& context) const {
+  Gemm args;
+  args.c = dx;
+  args.fast_accumulation = context.quant.recipe().fast_gradients;
+  multiply_nn(dy, weight(context), args, context.stream);
 }
 
-void LocalLinear::backward_weight(const Tensor& x, const Tensor& dy, LayerContext& context) const {
+void LocalLinear::backward_weight(const GemmOperand& x, const GemmOperand& dy,
+                                  LayerContext& context) const {
   const GradientTarget target = context.params.fused_gradient(weight_, fused_);
-  Gemm args{dy, x, target.tensor};
-  args.transpose_a = true;
+  Gemm args;
+  args.c = target.tensor;
   args.accumulate = target.accumulate;
-  gemm(args, context.stream);
+  args.fast_accumulation = context.quant.recipe().fast_gradients;
+  multiply_tn(dy, x, args, context.stream);
 }
 
 void LocalLinear::backward_bias(const Tensor& dy, LayerContext& context) const {
@@ -42,9 +160,18 @@ void LocalLinear::backward_bias(const Tensor& dy, LayerContext& context) const {
   column_sum(ColumnSum{dy, target.tensor, target.accumulate}, context.stream);
 }
 
-ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, int bucket,
-                                           const std::vector<ColumnPart>& parts,
-                                           const LinearOptions& options) {
+GemmOperand ParallelLinear::input(const Tensor& x, const GemmOperand& from,
+                                  const QuantState& quant) const {
+  GemmOperand operand = local_.input(x, quant);
+  operand.row = from.row;
+  operand.column = from.column;
+  return operand;
+}
+
+ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, QuantRegistry& quant,
+                                           int bucket, const std::vector<ColumnPart>& parts,
+                                           const LinearOptions& options)
+    : splits_tokens_(options.sequence_parallel) {
   const auto declare = [&](const char* suffix, bool is_weight) {
     ParamId first;
     for (const ColumnPart& part : parts) {
@@ -52,7 +179,7 @@ ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, int bucket,
       spec.name = part.name + suffix;
       spec.shape = is_weight ? Shape{part.rows, options.in_features} : Shape{part.rows};
       spec.placement = part.groups > 0 ? Placement::in_groups(part.groups)
-                                         : Placement::sharded(0, options.quantum);
+                                       : Placement::sharded(0, options.quantum);
       spec.gradient_sum = part.groups > 0 ? GradientSum::kCopies : GradientSum::kNone;
       spec.init_std = is_weight ? options.init_std : 0.0f;
       spec.decay = is_weight;
@@ -64,39 +191,61 @@ ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, int bucket,
   };
   const ParamId weight = declare(".weight", true);
   const ParamId bias = options.bias ? declare(".bias", false) : ParamId{};
-  local_ = LocalLinear(weight, bias, static_cast<int>(parts.size()));
+  const int count = static_cast<int>(parts.size());
+  local_ = LocalLinear(weight, bias, count, quant.add(registry, weight, count));
 }
 
-void ColumnParallelLinear::forward(const Tensor& x, const Tensor& y, LayerContext& context) const {
+GemmOperand ColumnParallelLinear::plan_input(const Tensor& x, const std::string& name,
+                                             const QuantState& quant, bool trains,
+                                             Arena& arena) const {
+  GemmOperand operand = local_.input(x, quant);
+  if (!is_quantized()) return operand;
+  if (splits_tokens_) {
+    // What is gathered, in the forward and again in the backward: rows at half the bytes.
+    operand.row = arena.allocate(name + " fp8 rows", quant.recipe().forward, x.shape,
+                                 MemoryClass::kActivations);
+  } else if (trains) {
+    operand.column = plan_column(x, name, quant, arena);
+  }
+  return operand;
+}
+
+void ColumnParallelLinear::forward(const GemmOperand& x, const Tensor& y,
+                                   LayerContext& context) const {
   if (!is_split(context)) {
-    local_.forward(x, y, true, context);
+    const ScratchRow row(x, context.quant.recipe().forward, context);
+    quantize(row.operand(), context.stream);
+    local_.forward(row.operand(), y, true, context);
     return;
   }
-  const ScratchTensor whole(context.stream, x.dtype, Shape{whole_rows(x, context), x.cols()});
-  context.tensor.all_gather(x, *whole, context.stream);
-  local_.forward(*whole, y, true, context);
+  agree_on_amax(x, context);
+  keep_input(x, context);
+  const Gathered whole(x, context);
+  local_.forward(whole.operand(), y, true, context);
 }
 
-void ColumnParallelLinear::backward(const Tensor& x, const Tensor& dy, const Tensor& dx,
+void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, const Tensor& dx,
                                     LayerContext& context) const {
-  local_.backward_bias(dy, context);
+  local_.backward_bias(dy.plain, context);
+  const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
+  quantize(gradient.operand(), context.stream);
   if (!is_split(context)) {
-    local_.backward_input(dy, dx, context);
+    local_.backward_input(gradient.operand(), dx, context);
     context.tensor.all_reduce(dx, ReduceOp::kSum, context.stream);
-    local_.backward_weight(x, dy, context);
+    local_.backward_weight(x, gradient.operand(), context);
     return;
   }
-  const Shape whole_shape{whole_rows(x, context), x.cols()};
-  const ScratchTensor x_whole(context.stream, x.dtype, whole_shape);
-  const ScratchTensor dx_whole(context.stream, dx.dtype, whole_shape);
-  context.tensor.all_gather(x, *x_whole, context.stream);
-  local_.backward_input(dy, *dx_whole, context);
+  const Gathered x_whole(x, context);
+  const ScratchTensor dx_whole(context.stream, dx.dtype, Shape{whole_rows(dx, context), dx.cols()});
+  local_.backward_input(gradient.operand(), *dx_whole, context);
   context.tensor.reduce_scatter(*dx_whole, dx, ReduceOp::kSum, context.stream);
-  local_.backward_weight(*x_whole, dy, context);
+  const Transposed x_columns(x_whole.operand(), context);
+  local_.backward_weight(x_columns.operand(), gradient.operand(), context);
 }
 
-RowParallelLinear::RowParallelLinear(ParamRegistry& registry, int bucket, const std::string& name,
-                                     std::int64_t out_features, const LinearOptions& options) {
+RowParallelLinear::RowParallelLinear(ParamRegistry& registry, QuantRegistry& quant, int bucket,
+                                     const std::string& name, std::int64_t out_features,
+                                     const LinearOptions& options) {
   ParamSpec spec;
   spec.name = name + ".weight";
   spec.shape = Shape{out_features, options.in_features};
@@ -113,33 +262,49 @@ RowParallelLinear::RowParallelLinear(ParamRegistry& registry, int bucket, const 
     bias_spec.gradient_sum = options.sequence_parallel ? GradientSum::kTensor : GradientSum::kNone;
     bias = registry.add(bucket, std::move(bias_spec));
   }
-  local_ = LocalLinear(weight, bias, 1);
+  local_ = LocalLinear(weight, bias, 1, quant.add(registry, weight, 1));
 }
 
-void RowParallelLinear::forward(const Tensor& x, const Tensor& y, LayerContext& context) const {
+GemmOperand RowParallelLinear::plan_input(const Tensor& x, const std::string& name,
+                                          const QuantState& quant, bool trains,
+                                          Arena& arena) const {
+  GemmOperand operand = local_.input(x, quant);
+  if (is_quantized() && trains) operand.column = plan_column(x, name, quant, arena);
+  return operand;
+}
+
+void RowParallelLinear::forward(const GemmOperand& x, const Tensor& y,
+                                LayerContext& context) const {
   const bool adds_bias = context.tensor.rank() == 0;  // the sum over tp counts it once
+  const ScratchRow row(x, context.quant.recipe().forward, context);
+  quantize(row.operand(), context.stream);
   if (!is_split(context)) {
-    local_.forward(x, y, adds_bias, context);
+    local_.forward(row.operand(), y, adds_bias, context);
     context.tensor.all_reduce(y, ReduceOp::kSum, context.stream);
     return;
   }
   const ScratchTensor whole(context.stream, y.dtype, Shape{whole_rows(y, context), y.cols()});
-  local_.forward(x, *whole, adds_bias, context);
+  local_.forward(row.operand(), *whole, adds_bias, context);
   context.tensor.reduce_scatter(*whole, y, ReduceOp::kSum, context.stream);
 }
 
-void RowParallelLinear::backward(const Tensor& x, const Tensor& dy, const Tensor& dx,
+void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, const Tensor& dx,
                                  LayerContext& context) const {
-  local_.backward_bias(dy, context);
+  local_.backward_bias(dy.plain, context);
   if (!is_split(context)) {
-    local_.backward_input(dy, dx, context);
-    local_.backward_weight(x, dy, context);
+    const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
+    quantize(gradient.operand(), context.stream);
+    local_.backward_input(gradient.operand(), dx, context);
+    local_.backward_weight(x, gradient.operand(), context);
     return;
   }
-  const ScratchTensor dy_whole(context.stream, dy.dtype, Shape{whole_rows(dy, context), dy.cols()});
-  context.tensor.all_gather(dy, *dy_whole, context.stream);
-  local_.backward_input(*dy_whole, dx, context);
-  local_.backward_weight(x, *dy_whole, context);
+  agree_on_amax(dy, context);
+  const ScratchRow piece(dy, context.quant.recipe().gradient, context);
+  quantize(piece.operand(), context.stream);
+  const Gathered whole(piece.operand(), context);
+  local_.backward_input(whole.operand(), dx, context);
+  const Transposed columns(whole.operand(), context);
+  local_.backward_weight(x, columns.operand(), context);
 }
 
 }  // namespace tessera

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// Logits of one chunk stay under this many bytes: small beside the activations, large enough that the
-// GEMMs run at full speed.
+// Logits of one chunk stay under this many bytes: small beside the activations, large enough that
+// the GEMMs run at full speed.
 constexpr std::int64_t kChunkBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kMinChunkRows = 128;
 
@@ -21,12 +21,13 @@ std::int64_t chunk_rows(std::int64_t tokens, std::int64_t vocab_rows, DType dtyp
 
 }  // namespace
 
-LmHead::LmHead(const ModelConfig& config, bool sequence_parallel, ParamId tied, ParamRegistry& registry,
-               int bucket)
+LmHead::LmHead(const ModelConfig& config, bool sequence_parallel, ParamId tied,
+               ParamRegistry& registry, int bucket)
     : vocab_size_(config.vocab_size),
-      norm_(registry, bucket, "model.norm", config.hidden_size, static_cast<float>(config.rms_norm_eps),
-            sequence_parallel),
-      weight_(tied.defined() ? tied : registry.add(bucket, vocab_matrix_spec(config, "lm_head.weight"))) {}
+      norm_(registry, bucket, "model.norm", config.hidden_size,
+            static_cast<float>(config.rms_norm_eps), sequence_parallel),
+      weight_(tied.defined() ? tied
+                             : registry.add(bucket, vocab_matrix_spec(config, "lm_head.weight"))) {}
 
 LmHead::Saved LmHead::plan_saved(const ModelConfig& config, const BatchGeometry& g, Arena& arena) {
   const auto take = [&](const char* what, DType dtype, Shape shape) {
@@ -34,7 +35,7 @@ LmHead::Saved LmHead::plan_saved(const ModelConfig& config, const BatchGeometry&
   };
   const Shape stream{g.local_tokens, config.hidden_size};
   return Saved{take("sum", g.compute, stream), take("rstd", g.statistics(), Shape{g.local_tokens}),
-               take("normed", g.compute, stream), take("d", g.compute, stream)};
+               take("normed", g.compute, stream), take("d", g.compute, stream), Tensor{}};
 }
 
 void LmHead::loss(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
@@ -42,13 +43,15 @@ void LmHead::loss(const Residual& residual, const Tensor& targets, const Tensor&
   run(residual, targets, loss_sum, nll, false, saved, context);
 }
 
-void LmHead::loss_and_backward(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
-                               const Saved& saved, LayerContext& context) const {
+void LmHead::loss_and_backward(const Residual& residual, const Tensor& targets,
+                               const Tensor& loss_sum, const Saved& saved,
+                               LayerContext& context) const {
   run(residual, targets, loss_sum, Tensor{}, true, saved, context);
 }
 
 void LmHead::run(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
-                 const Tensor& nll, bool with_backward, const Saved& saved, LayerContext& context) const {
+                 const Tensor& nll, bool with_backward, const Saved& saved,
+                 LayerContext& context) const {
   Stream& stream = context.stream;
   const std::int64_t tokens = targets.numel();
   const std::int64_t hidden = saved.normed.cols();
@@ -57,7 +60,8 @@ void LmHead::run(const Residual& residual, const Tensor& targets, const Tensor& 
   const DType compute = saved.normed.dtype;
   const DType statistics = saved.rstd.dtype;
 
-  norm_.forward(residual.x, residual.delta, saved.sum, saved.normed, saved.rstd, context);
+  norm_.forward(residual.x, residual.delta, saved.sum, GemmOperand{saved.normed}, saved.rstd,
+                context);
   const ScratchTensor gathered(stream, compute, Shape{is_split ? tokens : 0, hidden});
   if (is_split) context.tensor.all_gather(saved.normed, *gathered, stream);
   const Tensor& input = is_split ? *gathered : saved.normed;
@@ -83,12 +87,13 @@ void LmHead::run(const Residual& residual, const Tensor& targets, const Tensor& 
                            .reshape(Shape{count, 3});
     cross_entropy_stats(CrossEntropyStats{*logits, chunk_targets, own, first_row, valid}, stream);
     context.tensor.all_gather(own, *stats, stream);
-    cross_entropy_combine(CrossEntropyCombine{*stats, chunk_targets, *lse,
-                                              nll.defined() ? nll.flat_slice(begin, count) : Tensor{},
-                                              loss_sum},
-                          stream);
+    cross_entropy_combine(
+        CrossEntropyCombine{*stats, chunk_targets, *lse,
+                            nll.defined() ? nll.flat_slice(begin, count) : Tensor{}, loss_sum},
+        stream);
     if (!with_backward) continue;
-    cross_entropy_backward(CrossEntropyBackward{*logits, chunk_targets, *lse, first_row, valid}, stream);
+    cross_entropy_backward(CrossEntropyBackward{*logits, chunk_targets, *lse, first_row, valid},
+                           stream);
     gemm(Gemm{*logits, weight, dinput->row_slice(begin, count)}, stream);
     const GradientTarget target = context.params.gradient(weight_);
     Gemm dweight{*logits, x, target.tensor};
@@ -100,10 +105,10 @@ void LmHead::run(const Residual& residual, const Tensor& targets, const Tensor& 
   if (is_split) {
     const ScratchTensor dnormed(stream, compute, saved.normed.shape);
     context.tensor.reduce_scatter(*dinput, *dnormed, ReduceOp::kSum, stream);
-    norm_.backward(*dnormed, saved.sum, saved.rstd, saved.d, false, context);
+    norm_.backward(*dnormed, saved.sum, saved.rstd, saved.d, false, saved.d_amax, context);
   } else {
     context.tensor.all_reduce(*dinput, ReduceOp::kSum, stream);
-    norm_.backward(*dinput, saved.sum, saved.rstd, saved.d, false, context);
+    norm_.backward(*dinput, saved.sum, saved.rstd, saved.d, false, saved.d_amax, context);
   }
 }
 
@@ -112,7 +117,8 @@ void LmHead::logits(const Residual& residual, std::int64_t first, const Tensor& 
   Stream& stream = context.stream;
   CHECK(!context.sequence_parallel || context.tensor.size() == 1,
         "[lm_head] logits are taken without sequence parallelism");
-  norm_.forward(residual.x, residual.delta, saved.sum, saved.normed, Tensor{}, context);
+  norm_.forward(residual.x, residual.delta, saved.sum, GemmOperand{saved.normed}, Tensor{},
+                context);
   const Tensor weight = context.params.weight(weight_);
   const std::int64_t count = logits.rows();
   const int shards = context.tensor.size();
@@ -128,7 +134,8 @@ void LmHead::logits(const Residual& residual, std::int64_t first, const Tensor& 
     const std::int64_t begin = weight.rows() * shard;
     const std::int64_t valid = std::clamp<std::int64_t>(vocab_size_ - begin, 0, weight.rows());
     if (valid == 0) continue;
-    scale(Scale{flat.row_slice(shard * count, count).col_slice(0, valid), logits.col_slice(begin, valid)},
+    scale(Scale{flat.row_slice(shard * count, count).col_slice(0, valid),
+                logits.col_slice(begin, valid)},
           stream);
   }
 }

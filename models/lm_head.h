@@ -1,5 +1,5 @@
-// Language-model head: final norm, vocabulary projection and cross-entropy, in chunks of tokens so that
-// the full logits never exist. The loss is a sum over target tokens; nothing here divides it.
+// Language-model head: final norm, vocabulary projection and cross-entropy, in chunks of tokens so
+// that the full logits never exist. The loss is a sum over target tokens; nothing here divides it.
 #pragma once
 
 #include "engine/memory/arena.h"
@@ -21,22 +21,23 @@ class LmHead {
     Tensor rstd;    // [t]
     Tensor normed;  // [t, H]
     Tensor d;       // [t, H] gradient of the sum; the backward of the blocks starts from it
+    Tensor d_amax;  // [1] record of d's largest magnitude, or undefined
   };
   static Saved plan_saved(const ModelConfig& config, const BatchGeometry& geometry, Arena& arena);
 
   // Adds the loss to loss_sum [1] fp64 and writes the loss of each token to nll [T] (if defined).
-  void loss(const Residual& residual, const Tensor& targets, const Tensor& loss_sum, const Tensor& nll,
-            const Saved& saved, LayerContext& context) const;
+  void loss(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
+            const Tensor& nll, const Saved& saved, LayerContext& context) const;
   // The same with its backward: gradients of the head's parameters, and saved.d.
   void loss_and_backward(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
                          const Saved& saved, LayerContext& context) const;
   // logits [n, vocab_size] of the tokens `first` .. `first` + n - 1, whole on every rank of tp.
-  void logits(const Residual& residual, std::int64_t first, const Tensor& logits, const Saved& saved,
-              LayerContext& context) const;
+  void logits(const Residual& residual, std::int64_t first, const Tensor& logits,
+              const Saved& saved, LayerContext& context) const;
 
  private:
-  void run(const Residual& residual, const Tensor& targets, const Tensor& loss_sum, const Tensor& nll,
-           bool with_backward, const Saved& saved, LayerContext& context) const;
+  void run(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,
+           const Tensor& nll, bool with_backward, const Saved& saved, LayerContext& context) const;
 
   std::int64_t vocab_size_;
   ResidualNorm norm_;

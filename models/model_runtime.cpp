@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh, const ModelConfig& config,
-                           const RuntimeOptions& options, const RuntimeMemory& memory)
+ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
+                           const ModelConfig& config, const RuntimeOptions& options,
+                           const RuntimeMemory& memory)
     : context_(&context),
       mesh_(&mesh),
       options_(options),
@@ -13,13 +14,16 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh, con
       communication_(options.overlap ? context.make_stream("communication") : nullptr),
       compute_scratch_(std::make_unique<ScratchStack>(*compute_, memory.compute_scratch)),
       arena_(context, memory.arena),
-      model_(config, mesh.tensor().size(), options.sequence_parallel) {
+      model_(config, mesh.tensor().size(), options.sequence_parallel, options.recipe) {
   if (communication_) {
-    communication_scratch_ = std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
+    communication_scratch_ =
+        std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
   }
   params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, options.params, arena_);
-  sync_ = std::make_unique<ParamSync>(*params_, *compute_, communication_ ? *communication_ : *compute_);
-  model_.plan(options.geometry, options.recompute, options.params.trains, arena_);
+  sync_ = std::make_unique<ParamSync>(*params_, *compute_,
+                                      communication_ ? *communication_ : *compute_);
+  quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_);
+  model_.plan(options.geometry, options.recompute, options.params.trains, *quant_, arena_);
   batch_ = plan_batch(options.geometry, arena_);
   const auto scalar = [&](const char* name, DType dtype, std::int64_t count) {
     return arena_.allocate(name, dtype, Shape{count}, MemoryClass::kInput);
@@ -36,7 +40,11 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh, con
 }
 
 LayerContext ModelRuntime::layer_context() {
-  return LayerContext{*params_, mesh_->tensor(), *compute_, options_.sequence_parallel,
+  return LayerContext{*params_,
+                      *quant_,
+                      mesh_->tensor(),
+                      *compute_,
+                      options_.sequence_parallel,
                       options_.deterministic};
 }
 
@@ -62,7 +70,8 @@ BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
                              bool sequence_parallel) {
   BatchGeometry geometry;
   const std::int64_t tokens = rows * sequence_length;
-  geometry.tokens = sequence_parallel ? (tokens + tensor_size - 1) / tensor_size * tensor_size : tokens;
+  geometry.tokens =
+      sequence_parallel ? (tokens + tensor_size - 1) / tensor_size * tensor_size : tokens;
   geometry.local_tokens = sequence_parallel ? geometry.tokens / tensor_size : geometry.tokens;
   geometry.max_documents = max_documents;
   geometry.max_length = sequence_length;

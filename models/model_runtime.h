@@ -1,5 +1,5 @@
-// ModelRuntime: a Transformer with its memory and streams on one rank. Built once over the meta device it
-// measures what it needs; built over a real device it allocates exactly that.
+// ModelRuntime: a Transformer with its memory and streams on one rank. Built once over the meta
+// device it measures what it needs; built over a real device it allocates exactly that.
 #pragma once
 
 #include <functional>
@@ -18,6 +18,7 @@ struct RuntimeOptions {
   BatchGeometry geometry;
   Recompute recompute = Recompute::kNone;
   ParamStoreOptions params;
+  QuantRecipe recipe;
   bool sequence_parallel = false;
   bool deterministic = true;
   bool overlap = true;  // a stream of its own for data-parallel communication
@@ -47,7 +48,7 @@ class ModelRuntime {
   const RuntimeOptions& options() const { return options_; }
   const DeviceBatch& batch() const { return batch_; }
   // Scalars of a step on the device.
-  const Tensor& totals() const { return totals_; }                  // [2] fp64: summed loss, denominator
+  const Tensor& totals() const { return totals_; }  // [2] fp64: summed loss, denominator
   const Tensor& sum_of_squares() const { return sum_of_squares_; }  // [1] fp64
   const Tensor& control() const { return control_; }                // u8: one StepControl
   const Tensor& nll() const { return nll_; }                        // [T] loss of each token
@@ -69,6 +70,7 @@ class ModelRuntime {
   Transformer model_;
   std::unique_ptr<ParamStore> params_;
   std::unique_ptr<ParamSync> sync_;
+  std::unique_ptr<QuantState> quant_;
   DeviceBatch batch_;
   Tensor totals_;
   Tensor sum_of_squares_;
@@ -82,7 +84,8 @@ RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape
                               const ModelConfig& config, const RuntimeOptions& options,
                               const std::function<void(ModelRuntime&)>& dry_run);
 
-// The geometry of micro-batches of rows x sequence_length tokens in documents of at most that length.
+// The geometry of micro-batches of rows x sequence_length tokens in documents of at most that
+// length.
 BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
                              std::int64_t max_documents, DType compute, int tensor_size,
                              bool sequence_parallel);

@@ -15,8 +15,9 @@ ResidualNorm::ResidualNorm(ParamRegistry& registry, int bucket, const std::strin
   weight_ = registry.add(bucket, std::move(spec));
 }
 
-void ResidualNorm::forward(const Tensor& x, const Tensor& delta, const Tensor& sum, const Tensor& out,
-                           const Tensor& rstd, LayerContext& context) const {
+void ResidualNorm::forward(const Tensor& x, const Tensor& delta, const Tensor& sum,
+                           const GemmOperand& out, const Tensor& rstd,
+                           LayerContext& context) const {
   RmsNormForward args;
   args.x = x;
   args.delta = delta;
@@ -26,18 +27,21 @@ void ResidualNorm::forward(const Tensor& x, const Tensor& delta, const Tensor& s
     CHECK(sum.data == x.data, "[norm] without a delta the sum is the input itself");
   }
   args.weight = context.params.weight(weight_);
-  args.out = out;
+  args.out = out.plain;
+  args.amax = amax_to_record(out, context);
   args.rstd = rstd;
   args.eps = eps_;
   rmsnorm_forward(args, context.stream);
 }
 
-void ResidualNorm::recompute(const Tensor& sum, const Tensor& out, LayerContext& context) const {
+void ResidualNorm::recompute(const Tensor& sum, const GemmOperand& out,
+                             LayerContext& context) const {
   forward(sum, Tensor{}, sum, out, Tensor{}, context);
 }
 
-void ResidualNorm::backward(const Tensor& dout, const Tensor& sum, const Tensor& rstd, const Tensor& d,
-                            bool residual, LayerContext& context) const {
+void ResidualNorm::backward(const Tensor& dout, const Tensor& sum, const Tensor& rstd,
+                            const Tensor& d, bool residual, const Tensor& amax,
+                            LayerContext& context) const {
   const GradientTarget target = context.params.gradient(weight_);
   RmsNormBackward args;
   args.dout = dout;
@@ -48,6 +52,7 @@ void ResidualNorm::backward(const Tensor& dout, const Tensor& sum, const Tensor&
   args.dx = d;
   args.dweight = target.tensor;
   args.accumulate_dweight = target.accumulate;
+  args.amax = amax;
   rmsnorm_backward(args, context.stream);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/core/config.h"
 
@@ -13,6 +14,8 @@ struct PrecisionOptions {
   std::string optimizer_states = "fp32";
   std::string gradients = "fp32";
   std::string fp8 = "none";
+  std::string fp8_gradients = "e5m2";
+  std::vector<std::string> keep_bf16 = {"lm_head"};
 
   void visit(FieldVisitor& v) {
     v.field("compute", compute,
@@ -32,6 +35,12 @@ struct PrecisionOptions {
             {.aliases = {"grad_reduce_dtype"}, .choices = {"fp32", "bf16"}});
     v.field("fp8", fp8, "FP8 matrix products and how their scales are found",
             {.choices = {"none", "current", "delayed", "blockwise", "rowwise"}});
+    v.field("fp8_gradients", fp8_gradients,
+            "FP8 format of gradients: e5m2 reaches further, e4m3 has one bit more",
+            {.choices = {"e5m2", "e4m3"}});
+    v.field("keep_bf16", keep_bf16,
+            "Layers whose products stay in the compute format under FP8, by any part of their names: "
+            "`lm_head`, `layers.0`, `down_proj`, `layers.31.mlp`");
   }
 };
 

@@ -9,27 +9,36 @@ namespace tessera {
 
 DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
   const auto take = [&](const char* what, std::int64_t count) {
-    return arena.allocate(std::string("batch ") + what, DType::kI32, Shape{count}, MemoryClass::kInput);
+    return arena.allocate(std::string("batch ") + what, DType::kI32, Shape{count},
+                          MemoryClass::kInput);
   };
-  return DeviceBatch{take("tokens", g.tokens), take("targets", g.tokens), take("positions", g.tokens),
-                     take("order", g.tokens), take("documents", g.max_documents + 1)};
+  return DeviceBatch{take("tokens", g.tokens), take("targets", g.tokens),
+                     take("positions", g.tokens), take("order", g.tokens),
+                     take("documents", g.max_documents + 1)};
 }
 
-Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel)
-    : config_(config), tensor_size_(tensor_size) {
+Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel,
+                         const QuantRecipe& recipe)
+    : config_(config), tensor_size_(tensor_size), quant_registry_(recipe, tensor_size) {
   const int embedding_bucket = registry_.add_bucket("embedding");
   embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket);
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     const int bucket = registry_.add_bucket(fmt::format("block {}", layer));
-    blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_, bucket);
+    blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_, quant_registry_,
+                         bucket);
   }
   const int head_bucket = registry_.add_bucket("head");
   head_ = std::make_unique<LmHead>(config, sequence_parallel,
                                    config.tie_word_embeddings ? embedding_.weight() : ParamId{},
                                    registry_, head_bucket);
+  quant_registry_.add_plain("lm_head", (config.vocab_size + tensor_size - 1) / tensor_size,
+                            config.hidden_size);
+  quant_registry_.add_plain("model.embed_tokens", 0, config.hidden_size);
+  quant_registry_.check_names();
 }
 
-void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool trains, Arena& arena) {
+void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool trains,
+                       const QuantState& quant, Arena& arena) {
   geometry_ = geometry;
   recompute_ = recompute;
   const std::int64_t half = rotary_dim(config_.rope, config_.head_dim) / 2;
@@ -38,29 +47,34 @@ void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool 
   sin_ = arena.allocate("rope sin", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
   saved_.clear();
   // What is recomputed needs room once; what is kept, once per block.
-  const BlockSaved first = Block::plan_saved(config_, tensor_size_, geometry, "block 0", arena);
+  const auto plan_block = [&](std::size_t layer, const BlockSaved* first) {
+    return blocks_[layer].plan_saved(config_, tensor_size_, geometry,
+                                     fmt::format("block {}", layer), recompute, trains, quant,
+                                     arena, first);
+  };
+  const BlockSaved first = plan_block(0, nullptr);
   saved_.push_back(first);
   for (std::size_t layer = 1; layer < blocks_.size(); ++layer) {
-    const std::string name = fmt::format("block {}", layer);
-    if (!trains) {
-      saved_.push_back(first);
-    } else if (recompute == Recompute::kFull) {
-      BlockSaved saved = first;
-      saved.input = arena.allocate(name + " input", geometry.compute, first.input.shape,
-                                   MemoryClass::kActivations);
-      saved_.push_back(saved);
-    } else {
-      saved_.push_back(Block::plan_saved(config_, tensor_size_, geometry, name, arena,
-                                         recompute == Recompute::kSelective ? &first : nullptr));
+    if (trains && recompute != Recompute::kFull) {
+      saved_.push_back(plan_block(layer, &first));
+      continue;
     }
+    BlockSaved saved = blocks_[layer].share_saved(first, quant);
+    if (trains) {
+      saved.input = arena.allocate(fmt::format("block {} input", layer), geometry.compute,
+                                   first.input.shape, MemoryClass::kActivations);
+    }
+    saved_.push_back(saved);
   }
   work_ = Block::plan_work(config_, tensor_size_, geometry, arena);
   head_saved_ = LmHead::plan_saved(config_, geometry, arena);
+  head_saved_.d_amax = blocks_.back().output_gradient_amax(quant);
 }
 
 void Transformer::initialize(Stream& stream) {
   if (stream.device().kind == DeviceKind::kMeta) return;
-  const RopeFrequencies rope = rope_frequencies(config_.rope, config_.head_dim, geometry_.max_length);
+  const RopeFrequencies rope =
+      rope_frequencies(config_.rope, config_.head_dim, geometry_.max_length);
   const std::int64_t half = cos_.cols();
   const auto upload = [&](const Tensor& table, double (*function)(double)) {
     const auto count = static_cast<std::size_t>(table.numel());
@@ -69,7 +83,8 @@ void Transformer::initialize(Stream& stream) {
       for (std::int64_t i = 0; i < half; ++i) {
         const double angle =
             static_cast<double>(position) * rope.inverse_frequencies[static_cast<std::size_t>(i)];
-        values[static_cast<std::size_t>(position * half + i)] = rope.attention_scaling * function(angle);
+        values[static_cast<std::size_t>(position * half + i)] =
+            rope.attention_scaling * function(angle);
       }
     }
     if (table.dtype == DType::kF64) {
@@ -92,6 +107,7 @@ TokenContext Transformer::token_context(const DeviceBatch& batch) const {
 void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
                            LayerContext& context) const {
   const TokenContext tokens = token_context(batch);
+  context.quant.begin_pass(context.stream);
   embedding_.forward(batch.tokens, saved_[0].input, context);
   Residual residual{saved_[0].input, Tensor{}};
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
@@ -104,6 +120,7 @@ void Transformer::forward_backward(const DeviceBatch& batch, const Tensor& loss_
                                    LayerContext& context,
                                    const std::function<void(int)>& bucket_done) const {
   const TokenContext tokens = token_context(batch);
+  context.quant.begin_pass(context.stream);
   embedding_.forward(batch.tokens, saved_[0].input, context);
   Residual residual{saved_[0].input, Tensor{}};
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
@@ -113,7 +130,9 @@ void Transformer::forward_backward(const DeviceBatch& batch, const Tensor& loss_
   bucket_done(head_bucket());
   const Tensor& d = head_saved_.d;
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
-    blocks_[layer].backward(d, saved_[layer], work_, recompute_, tokens, context);
+    const Tensor input_amax =
+        layer > 0 ? blocks_[layer - 1].output_gradient_amax(context.quant) : Tensor{};
+    blocks_[layer].backward(d, input_amax, saved_[layer], work_, recompute_, tokens, context);
     bucket_done(block_bucket(static_cast<int>(layer)));
   }
   embedding_.backward(batch.tokens, batch.order, d, context);
@@ -127,9 +146,12 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   const std::int64_t count = batch.tokens.numel();
   const auto narrow = [count](const BlockSaved& saved) {
     BlockSaved view = saved;
-    for (Tensor* tensor : {&view.input, &view.normed1, &view.qkv_raw, &view.qkv_rstd, &view.qkv,
-                           &view.attended, &view.middle, &view.normed2, &view.gate_up, &view.act}) {
+    for (Tensor* tensor :
+         {&view.input, &view.qkv_raw, &view.qkv_rstd, &view.qkv, &view.middle, &view.gate_up}) {
       if (tensor->defined()) *tensor = tensor->row_slice(0, count);
+    }
+    for (GemmOperand* operand : {&view.normed1, &view.attended, &view.normed2, &view.act}) {
+      *operand = operand->first_rows(count);
     }
     view.rstd1 = view.rstd1.flat_slice(0, count);
     view.rstd2 = view.rstd2.flat_slice(0, count);
@@ -138,10 +160,11 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   BlockWork work = work_;
   work.delta = work_.delta.row_slice(0, count);
   Residual residual{saved_[0].input.row_slice(0, count), Tensor{}};
+  context.quant.begin_pass(context.stream);
   embedding_.forward(batch.tokens, residual.x, context);
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    blocks_[layer].decode(residual, narrow(saved_[layer]), work, tokens, caches[layer], cached, keys,
-                          context);
+    blocks_[layer].decode(residual, narrow(saved_[layer]), work, tokens, caches[layer], cached,
+                          keys, context);
   }
   LmHead::Saved head = head_saved_;
   head.sum = head.sum.row_slice(0, count);

@@ -1,5 +1,6 @@
-// Transformer: one rank's part of a Llama-style decoder, with its activations. It knows the order of the
-// layers and nothing of steps, optimizers or data; the trainer drives it through micro-batches.
+// Transformer: one rank's part of a Llama-style decoder, with its activations. It knows the order
+// of the layers and nothing of steps, optimizers or data; the trainer drives it through
+// micro-batches.
 #pragma once
 
 #include <functional>
@@ -25,21 +26,25 @@ struct DeviceBatch {
 };
 DeviceBatch plan_batch(const BatchGeometry& geometry, Arena& arena);
 
-// Which parameters a model has and how they are bucketed: 0 the embedding, 1 + l block l, last the head.
+// Which parameters a model has and how they are bucketed: 0 the embedding, 1 + l block l, last the
+// head.
 class Transformer {
  public:
-  // `tensor_size` ranks split each layer.
-  Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel);
+  // `tensor_size` ranks split each layer; `recipe` says which products are quantised.
+  Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel,
+              const QuantRecipe& recipe = {});
 
   const ModelConfig& config() const { return config_; }
   const ParamRegistry& registry() const { return registry_; }
+  const QuantRegistry& quant_registry() const { return quant_registry_; }
   int embedding_bucket() const { return 0; }
   int block_bucket(int layer) const { return 1 + layer; }
   int head_bucket() const { return 1 + static_cast<int>(blocks_.size()); }
 
   // Activations for micro-batches of this geometry. `positions`: length of the rotation tables (the
   // longest sequence). `trains` false keeps one block's worth.
-  void plan(const BatchGeometry& geometry, Recompute recompute, bool trains, Arena& arena);
+  void plan(const BatchGeometry& geometry, Recompute recompute, bool trains,
+            const QuantState& quant, Arena& arena);
   // Fills the rotation tables. Blocks.
   void initialize(Stream& stream);
 
@@ -51,10 +56,12 @@ class Transformer {
   void forward_backward(const DeviceBatch& batch, const Tensor& loss_sum, LayerContext& context,
                         const std::function<void(int)>& bucket_done) const;
 
-  // Generation: appends the batch's tokens (one sequence, positions from `cached`) to the caches and
-  // returns the logits [1, vocab] of token `last` in `logits`. `keys` [2] int32 = {0, cached + T}.
+  // Generation: appends the batch's tokens (one sequence, positions from `cached`) to the caches
+  // and returns the logits [1, vocab] of token `last` in `logits`. `keys` [2] int32 = {0, cached +
+  // T}.
   void decode(const DeviceBatch& batch, const std::vector<LayerCache>& caches, std::int64_t cached,
-              const Tensor& keys, std::int64_t last, const Tensor& logits, LayerContext& context) const;
+              const Tensor& keys, std::int64_t last, const Tensor& logits,
+              LayerContext& context) const;
 
  private:
   TokenContext token_context(const DeviceBatch& batch) const;
@@ -62,6 +69,7 @@ class Transformer {
   ModelConfig config_;
   int tensor_size_;
   ParamRegistry registry_;
+  QuantRegistry quant_registry_;
   VocabParallelEmbedding embedding_;
   std::vector<Block> blocks_;
   std::unique_ptr<LmHead> head_;

@@ -32,6 +32,7 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
   for (const BucketSpec& bucket : buckets_) {
     layouts_.push_back(lay_out_bucket(bucket, tensor_size, tensor_rank, shard_count_));
     written_.emplace_back(bucket.params.size(), false);
+    versions_.push_back(1);
   }
   const auto flat = [&](const std::string& what, std::size_t b, DType dtype, std::int64_t size,
                         MemoryClass memory_class) {

@@ -80,6 +80,10 @@ class ParamStore {
   const Tensor& bucket_weights(int b) const { return weights_[static_cast<std::size_t>(b)]; }
   const Tensor& bucket_gradients(int b) const { return gradients_[static_cast<std::size_t>(b)]; }
 
+  // Moves when the weights of a bucket change; whoever keeps something made from them compares it.
+  std::uint64_t weight_version(int b) const { return versions_[static_cast<std::size_t>(b)]; }
+  void weights_changed(int b) { ++versions_[static_cast<std::size_t>(b)]; }
+
   // Uploads segment tables and clears all state (weights, moments, gradients).
   void initialize(Stream& stream);
 
@@ -98,6 +102,7 @@ class ParamStore {
   std::vector<Shard> shards_;
   std::vector<std::vector<ShardSegment>> segments_;
   std::vector<std::vector<bool>> written_;
+  std::vector<std::uint64_t> versions_;
 };
 
 }  // namespace tessera

@@ -63,6 +63,7 @@ void ParamSync::finish_gradients() {
 }
 
 void ParamSync::publish() {
+  for (int b = 0; b < store_->num_buckets(); ++b) store_->weights_changed(b);
   if (store_->options().zero == 0) return;
   Communicator& group = store_->mesh().data_context();
   for (int b = 0; b < store_->num_buckets(); ++b) {

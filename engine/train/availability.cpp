@@ -2,14 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace tessera {
 
 const std::map<std::string, std::string>& unavailable_keys() {
   static const std::map<std::string, std::string> kKeys = {
       {"adapter", "is not available in this version: it trains all weights, without LoRA adapters"},
       {"dpo", "is not available in this version: train.stage dpo is not"},
-      {"precision.fp8_gradients", "is not available in this version: FP8 training is not"},
-      {"precision.keep_bf16", "is not available in this version: FP8 training is not"},
       {"parallel.pipeline_schedule", "is not available in this version: pipeline parallelism is not"},
       {"parallel.virtual_stages", "is not available in this version: pipeline parallelism is not"},
       {"parallel.shard_group", "is not available in this version: optimizer states are sharded over all "
@@ -44,9 +44,14 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   const std::string& quantization = config.model.quantization;
   refuse(quantization != "auto" && quantization != "none", "model.quantization",
          fmt::format("is {}, which is not available in this version; write auto or none", quantization));
-  refuse(config.precision.fp8 != "none", "precision.fp8",
-         fmt::format("is {}; FP8 training is not available in this version; write none",
-                     config.precision.fp8));
+  const PrecisionOptions& precision = config.precision;
+  refuse(precision.fp8 != "none" && precision.fp8 != "current", "precision.fp8",
+         fmt::format("is {}, which is not available in this version; write current or none",
+                     precision.fp8));
+  const auto& kept = precision.keep_bf16;
+  refuse(precision.fp8 != "none" && std::find(kept.begin(), kept.end(), "lm_head") == kept.end(),
+         "precision.keep_bf16",
+         "leaves lm_head out; FP8 logits are not available in this version: list lm_head");
   refuse(config.parallel.pipeline > 1, "parallel.pipeline",
          fmt::format("is {}; pipeline parallelism is not available in this version; write 1",
                      config.parallel.pipeline));

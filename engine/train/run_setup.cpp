@@ -4,6 +4,7 @@
 
 #include "data/tokenizer_encoder.h"
 #include "engine/core/error.h"
+#include "engine/train/precision.h"
 #include "kernels/step_control.h"
 #include "models/hf/names.h"
 
@@ -55,6 +56,7 @@ MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks) {
 RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh, std::int64_t max_documents) {
   RuntimeOptions options;
   options.sequence_parallel = config.parallel.sequence_parallel.value_or(false);
+  options.recipe = quant_recipe(config.precision);
   options.params.compute = dtype_of(config.precision.compute);
   options.params.fp32_masters = config.precision.master_weights == "fp32";
   options.params.gradients = dtype_of(config.precision.gradients);
@@ -82,6 +84,7 @@ void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
 RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,
                           int rank, const Capabilities& target, std::size_t available,
                           RuntimeOptions& options) {
+  check_precision(config, target);
   const AdamWSettings adamw = adamw_settings(config.optimizer);
   const auto measure = [&](Recompute recompute) {
     options.recompute = recompute;

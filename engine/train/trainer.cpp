@@ -11,6 +11,7 @@
 #include "engine/core/log.h"
 #include "engine/core/text.h"
 #include "engine/train/export.h"
+#include "engine/train/precision.h"
 #include "kernels/step_control.h"
 #include "models/hf/names.h"
 #include "models/weights.h"
@@ -142,6 +143,9 @@ void Trainer::report_plan() {
             options_.sequence_parallel ? " with sequence parallelism" : "", options_.params.zero,
             config_.precision.compute);
   for (const std::string& line : data_.report) log::info("data      {}", line);
+  for (const std::string& line : precision_report(config_, hf_.model, options_, shape.tensor)) {
+    log::info("fp8       {}", line);
+  }
   log::info("length    {} steps of {} x {} tokens ({:.2f} epochs)", total_steps_, batch_.global_batch_size,
             config_.train.sequence_length, train_loader_->epochs_after(total_steps_));
   std::string classes;

@@ -1,7 +1,8 @@
-// bench_kernels [1b|8b] [filter] [--autotune]: times every op on GPU 0 at the shapes of a model's training
-// step and prints time, achieved GB/s or TFLOP/s, and the share of the ceiling measured in the same run (a
-// large device copy; the fastest bf16 product of the list). Bytes are the minimum of the formula: each
-// input read once, each output written once. Inputs rotate so that they do not come from the L2 cache.
+// bench_kernels [1b|8b] [filter] [--autotune]: times every op on GPU 0 at the shapes of a model's
+// training step and prints time, achieved GB/s or TFLOP/s, and the share of the ceiling measured in
+// the same run (a large device copy; the fastest bf16 product of the list). Bytes are the minimum
+// of the formula: each input read once, each output written once. Inputs rotate so that they do not
+// come from the L2 cache.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "engine/device/stream.h"
 #include "engine/memory/scratch.h"
 #include "kernels/ops.h"
+#include "kernels/quantize.h"
 #include "kernels/step_control.h"
 
 namespace tessera {
@@ -56,7 +58,11 @@ class Bench {
     const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
     buffers_.emplace_back(*context_, bytes);
     const Tensor t(buffers_.back().data(), dtype, shape, context_->device());
-    if (dtype == DType::kF32 || dtype == DType::kBF16) {
+    if (is_fp8(dtype)) {
+      // Magnitudes that use the format's range, as scaled tensors do.
+      const Tensor wide = tensor(DType::kBF16, shape);
+      scale(Scale{wide, t, 100.0}, *stream_);
+    } else if (dtype == DType::kF32 || dtype == DType::kBF16) {
       FillNormal fill;
       fill.out = t.reshape(Shape{t.numel()});
       fill.key = derive_key(++seed_, RandomPurpose::kSynthetic);
@@ -70,7 +76,8 @@ class Bench {
   }
   template <typename T>
   Tensor upload(DType dtype, const std::vector<T>& values) {
-    const std::int64_t count = static_cast<std::int64_t>(values.size() * sizeof(T) / size_of(dtype));
+    const std::int64_t count =
+        static_cast<std::int64_t>(values.size() * sizeof(T) / size_of(dtype));
     const Tensor t = tensor(dtype, Shape{count});
     stream_->copy_bytes(t.data, values.data(), values.size() * sizeof(T));
     stream_->synchronize();
@@ -79,16 +86,17 @@ class Bench {
 
   // Times `make()()` over as many argument sets as keep `bytes` each out of the cache.
   template <typename Arguments>
-  void time(const std::string& name, void (*op)(const Arguments&, Stream&), const std::function<Arguments()>& make,
-            double bytes, double flops = 0) {
+  void time(const std::string& name, void (*op)(const Arguments&, Stream&),
+            const std::function<Arguments()>& make, double bytes, double flops = 0) {
     if (!filter_.empty() && name.find(filter_) == std::string::npos) return;
-    const std::size_t sets =
-        std::clamp<std::size_t>(kColdBytes / static_cast<std::size_t>(std::max(bytes, 1.0)) + 1, 1, 64);
+    const std::size_t sets = std::clamp<std::size_t>(
+        kColdBytes / static_cast<std::size_t>(std::max(bytes, 1.0)) + 1, 1, 64);
     std::vector<Arguments> args;
     std::size_t scratch_bytes = 256;
     for (std::size_t i = 0; i < sets; ++i) {
       args.push_back(make());
-      scratch_bytes = std::max(scratch_bytes, workspace(args.back(), context_->capabilities()) + 4096);
+      scratch_bytes =
+          std::max(scratch_bytes, workspace(args.back(), context_->capabilities()) + 4096);
     }
     std::vector<double> times;
     {
@@ -105,7 +113,8 @@ class Bench {
     }
     std::sort(times.begin(), times.end());
     rows_.push_back({name, times[times.size() / 2], bytes, flops});
-    fmt::print(stderr, "{} {:.4f} ms (scratch {} MiB)\n", name, rows_.back().milliseconds, scratch_bytes >> 20);
+    fmt::print(stderr, "{} {:.4f} ms (scratch {} MiB)\n", name, rows_.back().milliseconds,
+               scratch_bytes >> 20);
   }
   void clear() {
     stream_->synchronize();
@@ -132,14 +141,16 @@ class Bench {
     const double copy = copy_rate();
     double product = 0;
     for (const Row& row : rows_) product = std::max(product, row.flops / row.milliseconds / 1e9);
-    fmt::print("\ncopy {:.0f} GB/s (read + written); fastest product {:.0f} TFLOP/s\n", copy, product);
+    fmt::print("\ncopy {:.0f} GB/s (read + written); fastest product {:.0f} TFLOP/s\n", copy,
+               product);
     fmt::print("{:<36} {:>10} {:>10} {:>10} {:>7}\n", "op", "us", "GB/s", "TFLOP/s", "share");
     for (const Row& row : rows_) {
       const double bandwidth = row.bytes / row.milliseconds / 1e6;
       const double rate = row.flops / row.milliseconds / 1e9;
       const double share = row.flops > 0 ? rate / product : bandwidth / copy;
-      fmt::print("{:<36} {:>10.1f} {:>10.0f} {:>10} {:>6.1f}%\n", row.name, row.milliseconds * 1e3, bandwidth,
-                 row.flops > 0 ? fmt::format("{:.0f}", rate) : std::string("-"), 100 * share);
+      fmt::print("{:<36} {:>10.1f} {:>10.0f} {:>10} {:>6.1f}%\n", row.name, row.milliseconds * 1e3,
+                 bandwidth, row.flops > 0 ? fmt::format("{:.0f}", rate) : std::string("-"),
+                 100 * share);
     }
   }
 
@@ -165,8 +176,10 @@ void bench_products(Bench& bench, const Model& m) {
                             {"down", m.hidden, m.ffn, m.tokens},
                             {"head", m.vocab, m.hidden, chunk}};
   for (const Linear& l : linears) {
-    const double flops = 2.0 * static_cast<double>(l.tokens) * static_cast<double>(l.out) * static_cast<double>(l.in);
-    const double bytes = 2.0 * static_cast<double>(l.tokens * l.in + l.out * l.in + l.tokens * l.out);
+    const double flops = 2.0 * static_cast<double>(l.tokens) * static_cast<double>(l.out) *
+                         static_cast<double>(l.in);
+    const double bytes =
+        2.0 * static_cast<double>(l.tokens * l.in + l.out * l.in + l.tokens * l.out);
     const auto make = [&](const char* kind, DType out_type) {
       return [&bench, l, kind = std::string(kind), out_type] {
         Gemm g;
@@ -202,118 +215,316 @@ void bench_products(Bench& bench, const Model& m) {
   }
 }
 
+// The products of FP8 training, and the passes that make their operands.
+void bench_fp8(Bench& bench, const Model& m) {
+  const DType bf = DType::kBF16, fp = DType::kF32, e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
+  struct Linear {
+    const char* name;
+    std::int64_t out, in;
+  };
+  const Linear linears[] = {{"qkv", m.qkv(), m.hidden},
+                            {"attention_out", m.hidden, m.heads_q * m.head_dim},
+                            {"gate_up", 2 * m.ffn, m.hidden},
+                            {"down", m.hidden, m.ffn}};
+  const auto product = [&](DType a, DType c, std::int64_t rows, std::int64_t cols,
+                           std::int64_t inner, bool accumulate, bool fast) {
+    Gemm g;
+    g.a = bench.tensor(a, Shape{rows, inner});
+    g.b = bench.tensor(e4m3, Shape{cols, inner});
+    g.c = bench.tensor(c, Shape{rows, cols});
+    g.transpose_b = true;
+    g.accumulate = accumulate;
+    g.scale_a = bench.tensor(fp, Shape{4}, 1e-3f).flat_slice(0, 1);
+    g.scale_b = bench.tensor(fp, Shape{4}, 1e-3f).flat_slice(0, 1);
+    g.fast_accumulation = fast;
+    return g;
+  };
+  for (const Linear& l : linears) {
+    const auto t = static_cast<double>(m.tokens), out = static_cast<double>(l.out),
+               in = static_cast<double>(l.in);
+    const double flops = 2 * t * out * in;
+    for (const bool fast : {true, false}) {
+      const std::string name = std::string("gemm fp8 ") + l.name + (fast ? " fast" : " exact");
+      bench.time<Gemm>(
+          name + " forward", gemm,
+          [&] { return product(e4m3, bf, m.tokens, l.out, l.in, false, fast); },
+          t * in + out * in + 2 * t * out, flops);
+      bench.clear();
+      bench.time<Gemm>(
+          name + " dgrad", gemm,
+          [&] { return product(e5m2, bf, m.tokens, l.in, l.out, false, fast); },
+          t * out + out * in + 2 * t * in, flops);
+      bench.clear();
+      bench.time<Gemm>(
+          name + " wgrad bf16", gemm,
+          [&] { return product(e5m2, bf, l.out, l.in, m.tokens, true, fast); },
+          t * out + t * in + 4 * out * in, flops);
+      bench.clear();
+      bench.time<Gemm>(
+          name + " wgrad fp32", gemm,
+          [&] { return product(e5m2, fp, l.out, l.in, m.tokens, true, fast); },
+          t * out + t * in + 8 * out * in, flops);
+      bench.clear();
+    }
+  }
+  const auto cast = [&](std::int64_t rows, std::int64_t cols, DType format, bool row, bool column) {
+    Quantize a;
+    a.in = bench.tensor(bf, Shape{rows, cols});
+    a.amax = bench.upload(fp, std::vector<float>{5, 0, 0, 0}).flat_slice(0, 1);
+    if (row) a.row = bench.tensor(format, Shape{rows, cols});
+    if (column) a.column = bench.tensor(format, Shape{cols, rows});
+    a.scale = bench.upload(fp, std::vector<float>(4)).flat_slice(0, 1);
+    return a;
+  };
+  struct Cast {
+    const char* name;
+    std::int64_t rows, cols;
+    DType format;
+    bool row, column;
+  };
+  const Cast casts[] = {{"hidden row + column", m.tokens, m.hidden, e4m3, true, true},
+                        {"hidden row", m.tokens, m.hidden, e4m3, true, false},
+                        {"hidden column", m.tokens, m.hidden, e4m3, false, true},
+                        {"ffn row + column", m.tokens, m.ffn, e4m3, true, true},
+                        {"d qkv row + column e5m2", m.tokens, m.qkv(), e5m2, true, true},
+                        {"d gate_up row + column e5m2", m.tokens, 2 * m.ffn, e5m2, true, true},
+                        {"down weight row + column", m.hidden, m.ffn, e4m3, true, true}};
+  for (const Cast& c : casts) {
+    const double bytes =
+        static_cast<double>(c.rows * c.cols) * (2.0 + (c.row ? 1 : 0) + (c.column ? 1 : 0));
+    bench.time<Quantize>(
+        std::string("quantize ") + c.name, quantize,
+        [&] { return cast(c.rows, c.cols, c.format, c.row, c.column); }, bytes);
+    bench.clear();
+  }
+  const auto hidden = static_cast<double>(m.tokens * m.hidden);
+  bench.time<Transpose>(
+      "transpose e4m3 hidden", transpose,
+      [&] {
+        return Transpose{bench.tensor(e4m3, Shape{m.tokens, m.hidden}),
+                         bench.tensor(e4m3, Shape{m.hidden, m.tokens})};
+      },
+      2 * hidden);
+  bench.clear();
+  const auto record = [&] { return bench.upload(fp, std::vector<float>(4)).flat_slice(0, 1); };
+  for (const auto& [name, cols] :
+       {std::pair{"hidden", m.hidden}, {"qkv", m.qkv()}, {"gate_up", 2 * m.ffn}}) {
+    bench.time<Amax>(
+        std::string("amax ") + name, amax,
+        [&, cols = cols] {
+          return Amax{bench.tensor(bf, Shape{m.tokens, cols}), record()};
+        },
+        2.0 * static_cast<double>(m.tokens * cols));
+    bench.clear();
+  }
+  // Producers that record the amax of what they write.
+  const Shape rows{m.tokens, m.hidden};
+  bench.time<RmsNormForward>(
+      "rmsnorm_forward residual amax", rmsnorm_forward,
+      [&] {
+        RmsNormForward a;
+        a.x = bench.tensor(bf, rows);
+        a.delta = bench.tensor(bf, rows);
+        a.weight = bench.tensor(bf, Shape{m.hidden});
+        a.sum = bench.tensor(bf, rows);
+        a.out = bench.tensor(bf, rows);
+        a.rstd = bench.tensor(fp, Shape{m.tokens});
+        a.amax = record();
+        return a;
+      },
+      8 * hidden);
+  bench.clear();
+  bench.time<RmsNormBackward>(
+      "rmsnorm_backward residual amax", rmsnorm_backward,
+      [&] {
+        RmsNormBackward a;
+        a.dout = bench.tensor(bf, rows);
+        a.s = bench.tensor(bf, rows);
+        a.weight = bench.tensor(bf, Shape{m.hidden});
+        a.rstd = bench.tensor(fp, Shape{m.tokens});
+        a.dsum = bench.tensor(bf, rows);
+        a.dx = bench.tensor(bf, rows);
+        a.dweight = bench.tensor(fp, Shape{m.hidden});
+        a.accumulate_dweight = true;
+        a.amax = record();
+        return a;
+      },
+      8 * hidden);
+  bench.clear();
+  const auto ffn = static_cast<double>(m.tokens * m.ffn);
+  bench.time<SwiGluForward>(
+      "swiglu_forward amax", swiglu_forward,
+      [&] {
+        return SwiGluForward{bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
+                             bench.tensor(bf, Shape{m.tokens, m.ffn}), record()};
+      },
+      6 * ffn);
+  bench.clear();
+  bench.time<SwiGluBackward>(
+      "swiglu_backward amax", swiglu_backward,
+      [&] {
+        return SwiGluBackward{bench.tensor(bf, Shape{m.tokens, m.ffn}),
+                              bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
+                              bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}), record()};
+      },
+      10 * ffn);
+  bench.clear();
+}
+
 void bench_block(Bench& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32;
   const Shape rows{m.tokens, m.hidden};
   const double row_bytes = 2.0 * static_cast<double>(m.tokens * m.hidden);
-  bench.time<RmsNormForward>("rmsnorm_forward residual", rmsnorm_forward, [&] {
-    RmsNormForward a;
-    a.x = bench.tensor(bf, rows);
-    a.delta = bench.tensor(bf, rows);
-    a.weight = bench.tensor(bf, Shape{m.hidden});
-    a.sum = bench.tensor(bf, rows);
-    a.out = bench.tensor(bf, rows);
-    a.rstd = bench.tensor(fp, Shape{m.tokens});
-    return a;
-  }, 4 * row_bytes);
+  bench.time<RmsNormForward>(
+      "rmsnorm_forward residual", rmsnorm_forward,
+      [&] {
+        RmsNormForward a;
+        a.x = bench.tensor(bf, rows);
+        a.delta = bench.tensor(bf, rows);
+        a.weight = bench.tensor(bf, Shape{m.hidden});
+        a.sum = bench.tensor(bf, rows);
+        a.out = bench.tensor(bf, rows);
+        a.rstd = bench.tensor(fp, Shape{m.tokens});
+        return a;
+      },
+      4 * row_bytes);
   bench.clear();
-  bench.time<RmsNormBackward>("rmsnorm_backward residual", rmsnorm_backward, [&] {
-    RmsNormBackward a;
-    a.dout = bench.tensor(bf, rows);
-    a.s = bench.tensor(bf, rows);
-    a.weight = bench.tensor(bf, Shape{m.hidden});
-    a.rstd = bench.tensor(fp, Shape{m.tokens});
-    a.dsum = bench.tensor(bf, rows);
-    a.dx = bench.tensor(bf, rows);
-    a.dweight = bench.tensor(fp, Shape{m.hidden});
-    a.accumulate_dweight = true;
-    return a;
-  }, 4 * row_bytes);
+  bench.time<RmsNormBackward>(
+      "rmsnorm_backward residual", rmsnorm_backward,
+      [&] {
+        RmsNormBackward a;
+        a.dout = bench.tensor(bf, rows);
+        a.s = bench.tensor(bf, rows);
+        a.weight = bench.tensor(bf, Shape{m.hidden});
+        a.rstd = bench.tensor(fp, Shape{m.tokens});
+        a.dsum = bench.tensor(bf, rows);
+        a.dx = bench.tensor(bf, rows);
+        a.dweight = bench.tensor(fp, Shape{m.hidden});
+        a.accumulate_dweight = true;
+        return a;
+      },
+      4 * row_bytes);
   bench.clear();
   const QkvLayout layout{m.heads_q, m.heads_kv, m.head_dim};
   std::vector<std::int32_t> positions;
-  for (std::int64_t t = 0; t < m.tokens; ++t) positions.push_back(static_cast<std::int32_t>(t % m.sequence));
-  const double rotated_bytes = 2.0 * static_cast<double>(m.tokens * (layout.q_cols() + layout.kv_cols()));
+  for (std::int64_t t = 0; t < m.tokens; ++t)
+    positions.push_back(static_cast<std::int32_t>(t % m.sequence));
+  const double rotated_bytes =
+      2.0 * static_cast<double>(m.tokens * (layout.q_cols() + layout.kv_cols()));
   for (const bool norm : {false, true}) {
     const std::string suffix = norm ? " qk-norm" : "";
     const double qkv_bytes = 2.0 * static_cast<double>(m.tokens * layout.cols());
-    bench.time<QkvRopeForward>("qkv_rope_forward" + suffix, qkv_rope_forward, [&] {
-      QkvRopeForward a;
-      a.in = bench.tensor(bf, Shape{m.tokens, layout.cols()});
-      a.out = norm ? bench.tensor(bf, a.in.shape) : a.in;
-      a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
-      a.sin = bench.tensor(fp, a.cos.shape);
-      a.positions = bench.upload(DType::kI32, positions);
-      a.layout = layout;
-      if (norm) {
-        a.q_norm = bench.tensor(bf, Shape{m.head_dim});
-        a.k_norm = bench.tensor(bf, Shape{m.head_dim});
-        a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
-      }
-      return a;
-    }, 2 * (norm ? qkv_bytes : rotated_bytes));
+    bench.time<QkvRopeForward>(
+        "qkv_rope_forward" + suffix, qkv_rope_forward,
+        [&] {
+          QkvRopeForward a;
+          a.in = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+          a.out = norm ? bench.tensor(bf, a.in.shape) : a.in;
+          a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
+          a.sin = bench.tensor(fp, a.cos.shape);
+          a.positions = bench.upload(DType::kI32, positions);
+          a.layout = layout;
+          if (norm) {
+            a.q_norm = bench.tensor(bf, Shape{m.head_dim});
+            a.k_norm = bench.tensor(bf, Shape{m.head_dim});
+            a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
+          }
+          return a;
+        },
+        2 * (norm ? qkv_bytes : rotated_bytes));
     bench.clear();
-    bench.time<QkvRopeBackward>("qkv_rope_backward" + suffix, qkv_rope_backward, [&] {
-      QkvRopeBackward a;
-      a.d = bench.tensor(bf, Shape{m.tokens, layout.cols()});
-      a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
-      a.sin = bench.tensor(fp, a.cos.shape);
-      a.positions = bench.upload(DType::kI32, positions);
-      a.layout = layout;
-      if (norm) {
-        a.in = bench.tensor(bf, a.d.shape);
-        a.q_norm = bench.tensor(bf, Shape{m.head_dim});
-        a.k_norm = bench.tensor(bf, Shape{m.head_dim});
-        a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
-        a.dq_norm = bench.tensor(fp, Shape{m.head_dim});
-        a.dk_norm = bench.tensor(fp, Shape{m.head_dim});
-      }
-      return a;
-    }, (norm ? 3 : 2) * rotated_bytes);
+    bench.time<QkvRopeBackward>(
+        "qkv_rope_backward" + suffix, qkv_rope_backward,
+        [&] {
+          QkvRopeBackward a;
+          a.d = bench.tensor(bf, Shape{m.tokens, layout.cols()});
+          a.cos = bench.tensor(fp, Shape{m.sequence, m.head_dim / 2});
+          a.sin = bench.tensor(fp, a.cos.shape);
+          a.positions = bench.upload(DType::kI32, positions);
+          a.layout = layout;
+          if (norm) {
+            a.in = bench.tensor(bf, a.d.shape);
+            a.q_norm = bench.tensor(bf, Shape{m.head_dim});
+            a.k_norm = bench.tensor(bf, Shape{m.head_dim});
+            a.rstd = bench.tensor(fp, Shape{m.tokens, m.heads_q + m.heads_kv});
+            a.dq_norm = bench.tensor(fp, Shape{m.head_dim});
+            a.dk_norm = bench.tensor(fp, Shape{m.head_dim});
+          }
+          return a;
+        },
+        (norm ? 3 : 2) * rotated_bytes);
     bench.clear();
   }
   const double ffn_bytes = 2.0 * static_cast<double>(m.tokens * m.ffn);
-  bench.time<SwiGluForward>("swiglu_forward", swiglu_forward, [&] {
-    return SwiGluForward{bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}), bench.tensor(bf, Shape{m.tokens, m.ffn})};
-  }, 3 * ffn_bytes);
+  bench.time<SwiGluForward>(
+      "swiglu_forward", swiglu_forward,
+      [&] {
+        return SwiGluForward{bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
+                             bench.tensor(bf, Shape{m.tokens, m.ffn})};
+      },
+      3 * ffn_bytes);
   bench.clear();
-  bench.time<SwiGluBackward>("swiglu_backward", swiglu_backward, [&] {
-    return SwiGluBackward{bench.tensor(bf, Shape{m.tokens, m.ffn}), bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
-                          bench.tensor(bf, Shape{m.tokens, 2 * m.ffn})};
-  }, 5 * ffn_bytes);
+  bench.time<SwiGluBackward>(
+      "swiglu_backward", swiglu_backward,
+      [&] {
+        return SwiGluBackward{bench.tensor(bf, Shape{m.tokens, m.ffn}),
+                              bench.tensor(bf, Shape{m.tokens, 2 * m.ffn}),
+                              bench.tensor(bf, Shape{m.tokens, 2 * m.ffn})};
+      },
+      5 * ffn_bytes);
   bench.clear();
-  bench.time<Add>("add bf16", add, [&] {
-    return Add{bench.tensor(bf, rows), bench.tensor(bf, rows), bench.tensor(bf, rows)};
-  }, 3 * row_bytes);
+  bench.time<Add>(
+      "add bf16", add,
+      [&] {
+        return Add{bench.tensor(bf, rows), bench.tensor(bf, rows), bench.tensor(bf, rows)};
+      },
+      3 * row_bytes);
   bench.clear();
-  bench.time<Add>("add fp32 += bf16", add, [&] {
-    const Tensor sum = bench.tensor(fp, rows);
-    return Add{sum, bench.tensor(bf, rows), sum};
-  }, 5 * row_bytes);
+  bench.time<Add>(
+      "add fp32 += bf16", add,
+      [&] {
+        const Tensor sum = bench.tensor(fp, rows);
+        return Add{sum, bench.tensor(bf, rows), sum};
+      },
+      5 * row_bytes);
   bench.clear();
-  bench.time<Scale>("scale bf16 -> e4m3", scale, [&] {
-    return Scale{bench.tensor(bf, rows), bench.tensor(DType::kF8E4M3, rows), 100.0};
-  }, 1.5 * row_bytes);
+  bench.time<Scale>(
+      "scale bf16 -> e4m3", scale,
+      [&] {
+        return Scale{bench.tensor(bf, rows), bench.tensor(DType::kF8E4M3, rows), 100.0};
+      },
+      1.5 * row_bytes);
   bench.clear();
-  bench.time<Scale>("scale fp32 -> bf16", scale, [&] {
-    return Scale{bench.tensor(fp, rows), bench.tensor(bf, rows), 1.0};
-  }, 3 * row_bytes);
+  bench.time<Scale>(
+      "scale fp32 -> bf16", scale,
+      [&] {
+        return Scale{bench.tensor(fp, rows), bench.tensor(bf, rows), 1.0};
+      },
+      3 * row_bytes);
   bench.clear();
-  bench.time<ColumnSum>("column_sum", column_sum, [&] {
-    return ColumnSum{bench.tensor(bf, Shape{m.tokens, m.qkv()}), bench.tensor(fp, Shape{m.qkv()}), true};
-  }, 2.0 * static_cast<double>(m.tokens * m.qkv()));
+  bench.time<ColumnSum>(
+      "column_sum", column_sum,
+      [&] {
+        return ColumnSum{bench.tensor(bf, Shape{m.tokens, m.qkv()}),
+                         bench.tensor(fp, Shape{m.qkv()}), true};
+      },
+      2.0 * static_cast<double>(m.tokens * m.qkv()));
   bench.clear();
   for (const int count : {2, 8}) {
     const std::int64_t n = 16 << 20;
-    bench.time<SumParts>("sum_parts bf16 x " + std::to_string(count), sum_parts, [&] {
-      return SumParts{bench.tensor(bf, Shape{count * n}), bench.tensor(bf, Shape{n}), count, false};
-    }, 2.0 * static_cast<double>((count + 1) * n));
+    bench.time<SumParts>(
+        "sum_parts bf16 x " + std::to_string(count), sum_parts,
+        [&] {
+          return SumParts{bench.tensor(bf, Shape{count * n}), bench.tensor(bf, Shape{n}), count,
+                          false};
+        },
+        2.0 * static_cast<double>((count + 1) * n));
     bench.clear();
   }
 }
 
-void bench_attention(Bench& bench, const Model& m, std::int64_t documents, std::int64_t max_documents,
-                     const std::string& label) {
+void bench_attention(Bench& bench, const Model& m, std::int64_t documents,
+                     std::int64_t max_documents, const std::string& label) {
   const DType bf = DType::kBF16;
   const QkvLayout layout{m.heads_q, m.heads_kv, m.head_dim};
   const std::int64_t length = m.tokens / documents;
@@ -325,8 +536,9 @@ void bench_attention(Bench& bench, const Model& m, std::int64_t documents, std::
   // Two products over half of each document's square.
   const double flops = 2.0 * tokens * static_cast<double>(length * m.heads_q * m.head_dim);
   const double bytes = 2.0 * tokens * static_cast<double>(layout.cols() + layout.q_cols());
-  const AttentionShape shape{m.heads_q, m.heads_kv, m.head_dim, 0, length,
-                             static_cast<float>(1 / std::sqrt(static_cast<double>(m.head_dim)))};
+  const AttentionShape shape{
+      m.heads_q, m.heads_kv, m.head_dim,
+      0,         length,     static_cast<float>(1 / std::sqrt(static_cast<double>(m.head_dim)))};
   const auto forward = [&] {
     AttentionForward a;
     const Tensor qkv = bench.tensor(bf, Shape{m.tokens, layout.cols()});
@@ -340,7 +552,8 @@ void bench_attention(Bench& bench, const Model& m, std::int64_t documents, std::
     a.shape = shape;
     return a;
   };
-  bench.time<AttentionForward>("attention_forward " + label, attention_forward, forward, bytes, flops);
+  bench.time<AttentionForward>("attention_forward " + label, attention_forward, forward, bytes,
+                               flops);
   bench.clear();
   for (const bool deterministic : {true, false}) {
     bench.time<AttentionBackward>(
@@ -348,12 +561,14 @@ void bench_attention(Bench& bench, const Model& m, std::int64_t documents, std::
         [&] {
           const AttentionForward f = forward();
           {
-            ScratchStack scratch(bench.stream(), workspace(f, bench.stream().context().capabilities()) + 4096);
+            ScratchStack scratch(bench.stream(),
+                                 workspace(f, bench.stream().context().capabilities()) + 4096);
             attention_forward(f, bench.stream());
             bench.stream().synchronize();
           }
           AttentionBackward a;
-          a.q = f.q, a.k = f.k, a.v = f.v, a.out = f.out, a.lse = f.lse, a.cu_q = f.cu_q, a.cu_k = f.cu_k;
+          a.q = f.q, a.k = f.k, a.v = f.v, a.out = f.out, a.lse = f.lse, a.cu_q = f.cu_q,
+          a.cu_k = f.cu_k;
           a.dout = bench.tensor(bf, f.out.shape);
           const Tensor d = bench.tensor(bf, Shape{m.tokens, layout.cols()});
           a.dq = d.col_slice(0, layout.q_cols());
@@ -372,63 +587,80 @@ void bench_head(Bench& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32;
   const std::int64_t chunk = 2048;
   std::vector<std::int32_t> targets;
-  for (std::int64_t t = 0; t < chunk; ++t) targets.push_back(static_cast<std::int32_t>((t * 7919) % m.vocab));
+  for (std::int64_t t = 0; t < chunk; ++t)
+    targets.push_back(static_cast<std::int32_t>((t * 7919) % m.vocab));
   const double bytes = 2.0 * static_cast<double>(chunk * m.vocab);
-  bench.time<CrossEntropyStats>("cross_entropy_stats", cross_entropy_stats, [&] {
-    CrossEntropyStats a;
-    a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
-    a.targets = bench.upload(DType::kI32, targets);
-    a.stats = bench.tensor(fp, Shape{chunk, 3});
-    a.valid_cols = m.vocab;
-    return a;
-  }, bytes);
+  bench.time<CrossEntropyStats>(
+      "cross_entropy_stats", cross_entropy_stats,
+      [&] {
+        CrossEntropyStats a;
+        a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
+        a.targets = bench.upload(DType::kI32, targets);
+        a.stats = bench.tensor(fp, Shape{chunk, 3});
+        a.valid_cols = m.vocab;
+        return a;
+      },
+      bytes);
   bench.clear();
-  bench.time<CrossEntropyCombine>("cross_entropy_combine (latency)", cross_entropy_combine, [&] {
-    CrossEntropyCombine a;
-    a.stats = bench.tensor(fp, Shape{1, chunk, 3});
-    a.targets = bench.upload(DType::kI32, targets);
-    a.lse = bench.tensor(fp, Shape{chunk});
-    a.loss_sum = bench.tensor(DType::kF64, Shape{1});
-    return a;
-  }, 16.0 * static_cast<double>(chunk));
+  bench.time<CrossEntropyCombine>(
+      "cross_entropy_combine (latency)", cross_entropy_combine,
+      [&] {
+        CrossEntropyCombine a;
+        a.stats = bench.tensor(fp, Shape{1, chunk, 3});
+        a.targets = bench.upload(DType::kI32, targets);
+        a.lse = bench.tensor(fp, Shape{chunk});
+        a.loss_sum = bench.tensor(DType::kF64, Shape{1});
+        return a;
+      },
+      16.0 * static_cast<double>(chunk));
   bench.clear();
-  bench.time<CrossEntropyBackward>("cross_entropy_backward", cross_entropy_backward, [&] {
-    CrossEntropyBackward a;
-    a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
-    a.targets = bench.upload(DType::kI32, targets);
-    a.lse = bench.tensor(fp, Shape{chunk});
-    a.valid_cols = m.vocab;
-    return a;
-  }, 2 * bytes);
+  bench.time<CrossEntropyBackward>(
+      "cross_entropy_backward", cross_entropy_backward,
+      [&] {
+        CrossEntropyBackward a;
+        a.logits = bench.tensor(bf, Shape{chunk, m.vocab});
+        a.targets = bench.upload(DType::kI32, targets);
+        a.lse = bench.tensor(fp, Shape{chunk});
+        a.valid_cols = m.vocab;
+        return a;
+      },
+      2 * bytes);
   bench.clear();
   std::vector<std::int32_t> tokens, order(static_cast<std::size_t>(m.tokens));
   for (std::int64_t t = 0; t < m.tokens; ++t) {
     // About the skew of text: a few tokens take a large share.
     const double u = static_cast<double>((t * 2654435761u) % 100003) / 100003.0;
-    tokens.push_back(static_cast<std::int32_t>(std::pow(u, 6.0) * static_cast<double>(m.vocab - 1)));
+    tokens.push_back(
+        static_cast<std::int32_t>(std::pow(u, 6.0) * static_cast<double>(m.vocab - 1)));
   }
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     return tokens[static_cast<std::size_t>(a)] < tokens[static_cast<std::size_t>(b)];
   });
   const double row_bytes = 2.0 * static_cast<double>(m.tokens * m.hidden);
-  bench.time<EmbeddingForward>("embedding_forward", embedding_forward, [&] {
-    EmbeddingForward a;
-    a.tokens = bench.upload(DType::kI32, tokens);
-    a.weight = bench.tensor(bf, Shape{m.vocab, m.hidden});
-    a.out = bench.tensor(bf, Shape{m.tokens, m.hidden});
-    return a;
-  }, 2 * row_bytes);
+  bench.time<EmbeddingForward>(
+      "embedding_forward", embedding_forward,
+      [&] {
+        EmbeddingForward a;
+        a.tokens = bench.upload(DType::kI32, tokens);
+        a.weight = bench.tensor(bf, Shape{m.vocab, m.hidden});
+        a.out = bench.tensor(bf, Shape{m.tokens, m.hidden});
+        return a;
+      },
+      2 * row_bytes);
   bench.clear();
-  bench.time<EmbeddingBackward>("embedding_backward accumulate", embedding_backward, [&] {
-    EmbeddingBackward a;
-    a.tokens = bench.upload(DType::kI32, tokens);
-    a.order = bench.upload(DType::kI32, order);
-    a.dout = bench.tensor(bf, Shape{m.tokens, m.hidden});
-    a.dweight = bench.tensor(bf, Shape{m.vocab, m.hidden});
-    a.accumulate = true;
-    return a;
-  }, row_bytes);
+  bench.time<EmbeddingBackward>(
+      "embedding_backward accumulate", embedding_backward,
+      [&] {
+        EmbeddingBackward a;
+        a.tokens = bench.upload(DType::kI32, tokens);
+        a.order = bench.upload(DType::kI32, order);
+        a.dout = bench.tensor(bf, Shape{m.tokens, m.hidden});
+        a.dweight = bench.tensor(bf, Shape{m.vocab, m.hidden});
+        a.accumulate = true;
+        return a;
+      },
+      row_bytes);
   bench.clear();
 }
 
@@ -463,27 +695,33 @@ void bench_optimizer(Bench& bench, const Model& m) {
                               {"adamw fp32 master+states, bf16 grad", fp, bf, true, 28},
                               {"adamw fp32 master+states, fp32 grad", fp, fp, true, 30}};
   for (const Variant& v : variants) {
-    bench.time<AdamW>(v.name, adamw, [&] {
-      AdamW a;
-      a.weight = bench.tensor(bf, Shape{n}, 0.02f);
-      if (v.master) a.master = bench.tensor(fp, Shape{n}, 0.02f);
-      a.grad = bench.tensor(v.grad, Shape{n});
-      a.m = bench.tensor(v.state, Shape{n}, 0.01f);
-      a.v = bench.tensor(v.state, Shape{n}, 0.0f);
-      a.segments = bench.upload(DType::kU8, segments);
-      a.control = bench.upload(DType::kU8, std::vector<StepControl>{control});
-      return a;
-    }, v.bytes * static_cast<double>(n));
+    bench.time<AdamW>(
+        v.name, adamw,
+        [&] {
+          AdamW a;
+          a.weight = bench.tensor(bf, Shape{n}, 0.02f);
+          if (v.master) a.master = bench.tensor(fp, Shape{n}, 0.02f);
+          a.grad = bench.tensor(v.grad, Shape{n});
+          a.m = bench.tensor(v.state, Shape{n}, 0.01f);
+          a.v = bench.tensor(v.state, Shape{n}, 0.0f);
+          a.segments = bench.upload(DType::kU8, segments);
+          a.control = bench.upload(DType::kU8, std::vector<StepControl>{control});
+          return a;
+        },
+        v.bytes * static_cast<double>(n));
     bench.clear();
   }
   for (const DType grad : {bf, fp}) {
-    bench.time<SumOfSquares>("sum_of_squares " + std::string(name_of(grad)), sum_of_squares, [&] {
-      SumOfSquares a;
-      a.grad = bench.tensor(grad, Shape{n});
-      a.segments = bench.upload(DType::kU8, segments);
-      a.sum = bench.tensor(DType::kF64, Shape{1});
-      return a;
-    }, static_cast<double>(size_of(grad)) * static_cast<double>(n));
+    bench.time<SumOfSquares>(
+        "sum_of_squares " + std::string(name_of(grad)), sum_of_squares,
+        [&] {
+          SumOfSquares a;
+          a.grad = bench.tensor(grad, Shape{n});
+          a.segments = bench.upload(DType::kU8, segments);
+          a.sum = bench.tensor(DType::kF64, Shape{1});
+          return a;
+        },
+        static_cast<double>(size_of(grad)) * static_cast<double>(n));
     bench.clear();
   }
 }
@@ -513,6 +751,7 @@ int run(int argc, char** argv) {
     fmt::print("== {}: {} tokens\n", m.name, m.tokens);
     Bench bench(options, filter);
     bench_products(bench, m);
+    if (bench.stream().context().capabilities().sm_arch >= 89) bench_fp8(bench, m);
     bench_attention(bench, m, m.tokens / m.sequence, m.tokens / m.sequence, "rows");
     bench_attention(bench, m, m.tokens / 1024, 4 * m.tokens / 1024, "packed 1k");
     bench_block(bench, m);

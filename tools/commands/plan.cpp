@@ -8,6 +8,7 @@
 #include "engine/core/log.h"
 #include "engine/plan/gpu_model.h"
 #include "engine/plan/traffic.h"
+#include "engine/train/precision.h"
 #include "engine/train/run_setup.h"
 #include "models/hf/names.h"
 #include "tools/commands/command.h"
@@ -70,6 +71,7 @@ int run(const Options& options) {
     json["memory"]["scratch"] = memory.compute_scratch + memory.communication_scratch;
     json["memory"]["reserved"] = gpu.reserved_bytes;
     json["memory"]["total"] = memory.total() + gpu.reserved_bytes;
+    json["fp8_gemm_share"] = fp8_share(hf.model, runtime, mesh.tensor);
     json["traffic_bytes"]["tensor"] = traffic.tensor_bytes;
     json["traffic_bytes"]["data"] = traffic.data_bytes;
     json["compute_seconds"] = compute_seconds;
@@ -80,6 +82,9 @@ int run(const Options& options) {
               config.model.path.c_str(), fmt::format("{:.2f}B", static_cast<double>(parameter_count(hf.model)) / 1e9).c_str(),
               static_cast<long long>(ranks), gpu.name.c_str(), mesh.data, mesh.tensor, runtime.params.zero,
               recompute[static_cast<int>(runtime.recompute)]);
+  for (const std::string& line : precision_report(config, hf.model, runtime, mesh.tensor)) {
+    std::printf("fp8 %s\n", line.c_str());
+  }
   std::printf("\nmemory per rank                GiB\n");
   for (int i = 0; i < kMemoryClasses; ++i) {
     const auto memory_class = static_cast<MemoryClass>(i);

@@ -12,11 +12,15 @@
 #include "engine/train/optimizer.h"
 #include "kernels/step_control.h"
 #include "models/weights.h"
+#include "parallel/one_gpu_communicator.h"
 
 namespace tessera::test {
 
-void run_thread_ranks(int size, const std::function<void(int, std::unique_ptr<Communicator>)>& body) {
-  auto communicators = make_thread_communicators(size, 120);
+void run_thread_ranks(int size, Device device,
+                      const std::function<void(int, std::unique_ptr<Communicator>)>& body) {
+  auto communicators = device.kind == DeviceKind::kCuda
+                           ? make_one_gpu_communicators(size, device.index, 120)
+                           : make_thread_communicators(size, 120);
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::exception_ptr first;
@@ -138,14 +142,15 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   options.params.weight_decay = setup.weight_decay;
   options.sequence_parallel = setup.sequence_parallel;
   options.overlap = setup.overlap;
+  options.recipe = setup.recipe;
 
   StepResult result;
   std::mutex mutex;
-  run_thread_ranks(setup.mesh.size(), [&](int rank, std::unique_ptr<Communicator> world) {
+  run_thread_ranks(setup.mesh.size(), setup.device, [&](int rank, std::unique_ptr<Communicator> world) {
     ContextOptions context_options;
     context_options.inline_streams = setup.inline_streams;
     context_options.cpu_threads = setup.cpu_threads;
-    const auto context = make_context(Device{}, context_options);
+    const auto context = make_context(setup.device, context_options);
     const ProcessMesh mesh(std::move(world), setup.mesh);
     const int dp = setup.mesh.data;
     const auto step = [&](ModelRuntime& runtime, bool is_real) {
@@ -202,9 +207,10 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
     collect(runtime, [](const ParamStore::Shard& s) { return s.exact(); }, result.weights);
     if (rank == 0) {
       double totals[2];
-      std::memcpy(totals, runtime.totals().data, sizeof totals);
       StepControl control;
-      std::memcpy(&control, runtime.control().data, sizeof control);
+      runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
+      runtime.compute().copy_bytes(&control, runtime.control().data, sizeof control);
+      runtime.compute().synchronize();
       result.loss_sum = totals[0];
       result.target_tokens = totals[1];
       result.grad_norm = control.grad_norm;

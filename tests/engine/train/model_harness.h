@@ -14,8 +14,10 @@
 
 namespace tessera::test {
 
-// Runs body(rank, communicator) on `size` threads; the first exception is rethrown when all have ended.
-void run_thread_ranks(int size, const std::function<void(int, std::unique_ptr<Communicator>)>& body);
+// Runs body(rank, communicator) on `size` threads, whose groups work on `device` (thread ranks of one GPU
+// share it); the first exception is rethrown when all have ended.
+void run_thread_ranks(int size, Device device,
+                      const std::function<void(int, std::unique_ptr<Communicator>)>& body);
 
 // One micro-batch on the host, in the form of DeviceBatch.
 struct HostBatch {
@@ -30,6 +32,7 @@ struct HostBatch {
 
 struct ModelSetup {
   ModelConfig config;
+  Device device;  // of every rank
   MeshShape mesh;
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
@@ -40,6 +43,7 @@ struct ModelSetup {
   bool overlap = true;
   int cpu_threads = 1;
   float weight_decay = 0;
+  QuantRecipe recipe;
 };
 
 // A parameter or gradient put together from the pieces of all ranks: row-major, without padding.

@@ -121,7 +121,7 @@ TEST(RunConfig, UnavailableFeaturesAreRefusedByName) {
       {"train.stage=sft", "train.stage is sft, which is not available in this version"},
       {"train.stage=dpo", "train.stage is dpo, which is not available in this version"},
       {"model.quantization=nf4", "model.quantization is nf4, which is not available"},
-      {"precision.fp8=current", "FP8 training is not available in this version"},
+      {"precision.fp8=delayed", "is delayed, which is not available in this version; write current"},
       {"parallel.context=2", "context parallelism is not available"},
       {"parallel.zero=3", "parallel.zero is 3; sharded gradients and weights are not available"},
       {"faults.spike=skip", "faults.spike is skip, which is not available"},

@@ -90,6 +90,35 @@ TEST_F(TrainerRun, ResumeAtAnyStepIsBitIdentical) {
   }
 }
 
+TEST_F(TrainerRun, Fp8LearnsLikeTheComputeFormatAndResumesToTheBit) {
+  ASSERT_EQ(train("plain", 1, 12), 0) << failure_;
+  for (const int ranks : {1, 2}) {
+    const std::vector<std::string> fp8{"precision.fp8=current", fmt::format("parallel.tensor={}", ranks)};
+    const std::string whole = fmt::format("fp8 {}", ranks);
+    ASSERT_EQ(train(whole, ranks, 12, fp8), 0) << failure_;
+    ASSERT_EQ(train(whole + " again", ranks, 5, fp8), 0) << failure_;
+    ASSERT_EQ(train(whole + " again", ranks, 12, fp8), 0) << failure_;
+    EXPECT_EQ(losses(whole + " again"), losses(whole));
+    EXPECT_EQ(final_weights(whole + " again"), final_weights(whole));
+    EXPECT_NE(losses(whole), losses("plain"));
+    for (const auto& [step, loss] : losses("plain")) {
+      EXPECT_NEAR(losses(whole).at(step), loss, 0.02 * loss) << step;
+    }
+    EXPECT_LT(losses(whole).at(12), losses(whole).at(1));
+  }
+  // FP8 keeps no state: a run in the compute format goes on in it when that is allowed (B42).
+  ASSERT_EQ(train("switch", 1, 6), 0) << failure_;
+  EXPECT_EQ(train("switch", 1, 12, {"precision.fp8=current"}), 2);
+  EXPECT_NE(failure_.find("precision.fp8"), std::string::npos) << failure_;
+  TrainSettings settings;
+  settings.allowed_changes = {"precision.fp8"};
+  ASSERT_EQ(train("switch", 1, 12, {"precision.fp8=current"}, settings), 0) << failure_;
+  EXPECT_EQ(losses("switch").at(6), losses("plain").at(6));
+  EXPECT_NEAR(losses("switch").at(12), losses("plain").at(12), 0.02 * losses("plain").at(12));
+  EXPECT_EQ(train("typo", 1, 3, {"precision.fp8=current", "precision.keep_bf16=[lm_head, layers.7]"}), 2);
+  EXPECT_NE(failure_.find("\"layers.7\", which names no layer"), std::string::npos) << failure_;
+}
+
 TEST_F(TrainerRun, OtherLayoutsContinueWithTheSameLoss) {
   ASSERT_EQ(train("whole", 1, 8), 0) << failure_;
   ASSERT_EQ(train("parts", 4, 3, {"parallel.tensor=2"}), 0) << failure_;

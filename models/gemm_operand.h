@@ -1,0 +1,37 @@
+// GemmOperand: a matrix as products read it. In the compute format it is `plain` alone. Quantised,
+// it also has a row copy, which a product along its columns reads, and a column copy for one along
+// its rows: FP8 products want the inner dim last (kernels/gemm.h).
+#pragma once
+
+#include "kernels/gemm.h"
+#include "kernels/quantize.h"
+
+namespace tessera {
+
+class Stream;
+
+struct GemmOperand {
+  Tensor plain;   // [rows, cols] in the compute format
+  Tensor row;     // [rows, cols] FP8, or undefined
+  Tensor column;  // [cols, fp8_depth(rows)] FP8, or undefined
+  Tensor amax;    // [1] fp32: largest magnitude of plain
+  Tensor scale;   // [1] fp32: plain is about scale * copy
+
+  bool is_quantized() const { return scale.defined(); }
+  // The first `count` rows alone.
+  GemmOperand first_rows(std::int64_t count) const;
+};
+
+// Writes the copies that are there, and the scale, from plain and its amax. Does nothing to a plain
+// operand or one without copies.
+void quantize(const GemmOperand& operand, Stream& stream);
+
+// Products into rest.c, with the bias and accumulation of `rest`; both operands are plain or both
+// quantised. a b^T: needs the row copies.
+void multiply_nt(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream);
+// a b: needs a's row and b's column copy.
+void multiply_nn(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream);
+// a^T b: needs the column copies.
+void multiply_tn(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream);
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#include "models/quant_state.h"
+
+#include "engine/core/error.h"
+#include "kernels/ops.h"
+
+namespace tessera {
+namespace {
+
+// Scalars that libraries read lie at multiples of 16 bytes.
+constexpr std::int64_t kSpacing = 4;
+constexpr std::int64_t kSlotsPerLinear = 2;
+
+}  // namespace
+
+QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena)
+    : recipe_(registry.recipe()) {
+  const auto count = static_cast<std::int64_t>(registry.linears().size());
+  if (count == 0) return;
+  CHECK(params.options().compute != DType::kF64,
+        "[quant] FP8 products are not computed beside fp64");
+  const auto scalars = [&](const char* name, std::int64_t number) {
+    return arena.allocate(name, DType::kF32, Shape{number * kSpacing}, MemoryClass::kActivations);
+  };
+  amaxes_ = scalars("fp8 amaxes", count * kSlotsPerLinear);
+  scales_ = scalars("fp8 scales", count * kSlotsPerLinear);
+  const Tensor weight_amaxes = scalars("fp8 weight amaxes", count);
+  const Tensor weight_scales = scalars("fp8 weight scales", count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    WeightCopies weight;
+    weight.linear = registry.linears()[static_cast<std::size_t>(i)];
+    const std::string& name = params.spec(weight.linear.weight).name;
+    const Shape shape = params.fused_weight(weight.linear.weight, weight.linear.count).shape;
+    const auto take = [&](const char* what, Shape copy) {
+      return arena.allocate(fmt::format("fp8 {} of {}", what, name), recipe_.forward, copy,
+                            MemoryClass::kWeights);
+    };
+    weight.copies.row = take("rows", shape);
+    if (params.options().trains) weight.copies.column = take("columns", Shape{shape[1], shape[0]});
+    weight.copies.amax = weight_amaxes.flat_slice(i * kSpacing, 1);
+    weight.copies.scale = weight_scales.flat_slice(i * kSpacing, 1);
+    weights_.push_back(weight);
+  }
+}
+
+GemmOperand QuantState::slot(int linear, int which) const {
+  GemmOperand operand;
+  if (linear < 0) return operand;
+  const std::int64_t index = (linear * kSlotsPerLinear + which) * kSpacing;
+  operand.amax = amaxes_.flat_slice(index, 1);
+  operand.scale = scales_.flat_slice(index, 1);
+  return operand;
+}
+
+void QuantState::begin_pass(Stream& stream) const {
+  if (amaxes_.defined()) stream.set_zero(amaxes_.data, amaxes_.bytes());
+}
+
+GemmOperand QuantState::weight(int linear, const ParamStore& params, Stream& stream) {
+  WeightCopies& weight = weights_[static_cast<std::size_t>(linear)];
+  GemmOperand operand = weight.copies;
+  operand.plain = params.fused_weight(weight.linear.weight, weight.linear.count);
+  const std::uint64_t version = params.weight_version(weight.linear.weight.bucket);
+  if (weight.version != version) {
+    stream.set_zero(operand.amax.data, operand.amax.bytes());
+    amax(Amax{operand.plain, operand.amax}, stream);
+    quantize(operand, stream);
+    weight.version = version;
+  }
+  return operand;
+}
+
+}  // namespace tessera

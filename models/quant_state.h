@@ -1,0 +1,49 @@
+// QuantState: the memory of a model's quantised products on one rank. For every quantised layer it
+// holds the amax and scale of its input and of its output's gradient, and the weight's copies,
+// which are made anew when the weight has changed: once per optimizer step where weights stay, once
+// per gathering where they come and go (ParamStore::weight_version tells).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/memory/arena.h"
+#include "models/gemm_operand.h"
+#include "models/quant_registry.h"
+#include "parallel/param_store.h"
+
+namespace tessera {
+
+class QuantState {
+ public:
+  // Takes its memory from `arena` in a fixed order.
+  QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena);
+
+  const QuantRecipe& recipe() const { return recipe_; }
+
+  // Operands with amax and scale alone, of layer number `linear`; plain ones for -1.
+  GemmOperand input(int linear) const { return slot(linear, 0); }
+  GemmOperand gradient(int linear) const { return slot(linear, 1); }
+
+  // Forgets the amaxes of activations and gradients: at the start of each pass through the model.
+  void begin_pass(Stream& stream) const;
+
+  // The weight of a quantised layer with both copies, cast on the stream first if it has changed.
+  // The bucket is whole (gathered) on the stream.
+  GemmOperand weight(int linear, const ParamStore& params, Stream& stream);
+
+ private:
+  struct WeightCopies {
+    QuantRegistry::Linear linear;
+    GemmOperand copies;
+    std::uint64_t version = 0;  // of the weights that the copies were made from; 0: none yet
+  };
+  GemmOperand slot(int linear, int which) const;
+
+  QuantRecipe recipe_;
+  Tensor amaxes_;
+  Tensor scales_;
+  std::vector<WeightCopies> weights_;
+};
+
+}  // namespace tessera
