@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "engine/core/error.h"
 #include "kernels/ops.h"
@@ -45,7 +46,8 @@ void convert_from(const void* from, DType to_dtype, void* to, std::int64_t count
 
 }  // namespace
 
-void convert_elements(const void* from, DType from_dtype, void* to, DType to_dtype, std::int64_t count) {
+void convert_elements(const void* from, DType from_dtype, void* to, DType to_dtype,
+                      std::int64_t count) {
   switch (from_dtype) {
     case DType::kF64:
       return convert_from<double>(from, to_dtype, to, count);
@@ -64,15 +66,17 @@ void convert_elements(const void* from, DType from_dtype, void* to, DType to_dty
 namespace {
 
 // Calls visit(spec, extent, piece of the shard's exact values) for every rectangle this rank owns.
-void for_each_owned(ModelRuntime& runtime,
-                    const std::function<void(const ParamSpec&, const GlobalExtent&, const Tensor&)>& visit) {
+void for_each_owned(
+    ModelRuntime& runtime,
+    const std::function<void(const ParamSpec&, const GlobalExtent&, const Tensor&)>& visit) {
   ParamStore& params = runtime.params();
   for (int b = 0; b < params.num_shards(); ++b) {
     const ParamStore::Shard& shard = params.shard(b);
     for (const ShardPiece& piece : shard.pieces) {
       const auto index = static_cast<std::size_t>(piece.param);
       const ParamSpec& spec = params.bucket(b).params[index];
-      for (const GlobalExtent& extent : global_extents(piece, params.layout(b).pieces[index].extent)) {
+      for (const GlobalExtent& extent :
+           global_extents(piece, params.layout(b).pieces[index].extent)) {
         visit(spec, extent, shard.exact().flat_slice(extent.shard_begin, extent.elements()));
       }
     }
@@ -88,43 +92,95 @@ std::uint64_t name_stream(const std::string& name) {
 }  // namespace
 
 void initialize_random(ModelRuntime& runtime, std::uint64_t seed) {
-  for_each_owned(runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
-    FillNormal args;
-    args.out = values.reshape(Shape{extent.rows, extent.cols});
-    args.key = derive_key(seed, RandomPurpose::kInit, 0, name_stream(spec.name));
-    args.first_row = extent.row_begin;
-    args.first_col = extent.col_begin;
-    args.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
-    args.mean = spec.init_mean;
-    args.std = spec.init_std;
-    fill_normal(args, runtime.compute());
-  });
+  for_each_owned(runtime,
+                 [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
+                   FillNormal args;
+                   args.out = values.reshape(Shape{extent.rows, extent.cols});
+                   args.key = derive_key(seed, RandomPurpose::kInit, 0, name_stream(spec.name));
+                   args.first_row = extent.row_begin;
+                   args.first_col = extent.col_begin;
+                   args.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
+                   args.mean = spec.init_mean;
+                   args.std = spec.init_std;
+                   fill_normal(args, runtime.compute());
+                 });
   refresh_weights(runtime);
 }
 
-void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const HfNameMap& names) {
+namespace {
+
+// The mean of the first rows of a matrix in a file, summed in double precision from the first row
+// on, so that every rank and layout gets the same numbers.
+std::vector<double> mean_row(const SafetensorsFolder::Entry& entry, std::int64_t rows) {
+  const std::int64_t cols = entry.tensor->shape.at(1);
+  const DType stored = entry.tensor->dtype.value();
+  const std::int64_t step =
+      std::max<std::int64_t>(1, kStagingBytes / (cols * static_cast<std::int64_t>(sizeof(double))));
+  std::vector<double> sum(static_cast<std::size_t>(cols), 0.0);
+  std::vector<char> raw;
+  std::vector<double> values;
+  for (std::int64_t row = 0; row < rows; row += step) {
+    const std::int64_t count = std::min(step, rows - row);
+    raw.resize(static_cast<std::size_t>(count * cols) * size_of(stored));
+    values.resize(static_cast<std::size_t>(count * cols));
+    entry.file->read_rectangle(*entry.tensor, {row, count, 0, cols}, raw.data());
+    convert_elements(raw.data(), stored, values.data(), DType::kF64, count * cols);
+    for (std::size_t i = 0; i < values.size(); ++i) sum[i % sum.size()] += values[i];
+  }
+  for (double& value : sum) value /= static_cast<double>(rows);
+  return sum;
+}
+
+}  // namespace
+
+void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const HfNameMap& names,
+                  const AddedRows* added) {
   std::vector<char> raw;
   std::vector<char> converted;
-  for_each_owned(runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
-    const SafetensorsFolder::Entry& entry = folder.get(names.file_name_of.at(spec.name));
-    const DType stored = entry.tensor->dtype.value();
-    const bool is_vector = spec.shape.rank == 1;  // a column here, a row in the file
-    const std::int64_t rows_at_once =
-        std::max<std::int64_t>(1, kStagingBytes / (extent.cols * static_cast<std::int64_t>(size_of(DType::kF64))));
-    for (std::int64_t row = 0; row < extent.rows; row += rows_at_once) {
-      const std::int64_t rows = std::min(rows_at_once, extent.rows - row);
-      const std::int64_t count = rows * extent.cols;
-      TensorRectangle rectangle{extent.row_begin + row, rows, extent.col_begin, extent.cols};
-      if (is_vector) rectangle = TensorRectangle{0, 1, extent.row_begin + row, rows};
-      raw.resize(static_cast<std::size_t>(count) * size_of(stored));
-      entry.file->read_rectangle(*entry.tensor, rectangle, raw.data());
-      const Tensor target = values.flat_slice(row * extent.cols, count);
-      converted.resize(target.bytes());
-      convert_elements(raw.data(), stored, converted.data(), target.dtype, count);
-      runtime.compute().copy_bytes(target.data, converted.data(), target.bytes());
-      runtime.compute().synchronize();
-    }
-  });
+  std::map<std::string, std::vector<double>> means;  // of the vocabulary's tensors, read at need
+  const auto is_new = [added](std::int64_t row) {
+    return row >= added->rows_in_file ||
+           std::binary_search(added->rows.begin(), added->rows.end(), row);
+  };
+  for_each_owned(
+      runtime, [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
+        const SafetensorsFolder::Entry& entry = folder.get(names.file_name_of.at(spec.name));
+        const DType stored = entry.tensor->dtype.value();
+        const bool is_vector = spec.shape.rank == 1;  // a column here, a row in the file
+        const bool is_extended =
+            added != nullptr && (spec.name == kEmbeddingName || spec.name == kLmHeadName);
+        const std::int64_t rows_at_once = std::max<std::int64_t>(
+            1, kStagingBytes / (extent.cols * static_cast<std::int64_t>(size_of(DType::kF64))));
+        for (std::int64_t row = 0; row < extent.rows; row += rows_at_once) {
+          const std::int64_t rows = std::min(rows_at_once, extent.rows - row);
+          const std::int64_t count = rows * extent.cols;
+          TensorRectangle rectangle{extent.row_begin + row, rows, extent.col_begin, extent.cols};
+          if (is_vector) rectangle = TensorRectangle{0, 1, extent.row_begin + row, rows};
+          const Tensor target = values.flat_slice(row * extent.cols, count);
+          converted.resize(target.bytes());
+          if (is_extended) {
+            rectangle.row_count =
+                std::clamp<std::int64_t>(added->rows_in_file - rectangle.row_begin, 0, rows);
+          }
+          if (rectangle.row_count > 0) {
+            const std::int64_t stored_count = rectangle.row_count * rectangle.col_count;
+            raw.resize(static_cast<std::size_t>(stored_count) * size_of(stored));
+            entry.file->read_rectangle(*entry.tensor, rectangle, raw.data());
+            convert_elements(raw.data(), stored, converted.data(), target.dtype, stored_count);
+          }
+          for (std::int64_t i = 0; is_extended && i < rows; ++i) {
+            if (!is_new(extent.row_begin + row + i)) continue;
+            std::vector<double>& mean = means[spec.name];
+            if (mean.empty()) mean = mean_row(entry, added->known_rows);
+            convert_elements(mean.data() + extent.col_begin, DType::kF64,
+                             converted.data() +
+                                 static_cast<std::size_t>(i * extent.cols) * size_of(target.dtype),
+                             target.dtype, extent.cols);
+          }
+          runtime.compute().copy_bytes(target.data, converted.data(), target.bytes());
+          runtime.compute().synchronize();
+        }
+      });
   refresh_weights(runtime);
 }
 
@@ -142,7 +198,8 @@ std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
   std::vector<NamedState> states;
   ParamStore& params = runtime.params();
   const bool is_first_copy = params.shard_count() > 1 || params.mesh().data_context().rank() == 0;
-  const auto collect = [&](const std::string& prefix, const std::function<Tensor(const ParamStore::Shard&)>& get) {
+  const auto collect = [&](const std::string& prefix,
+                           const std::function<Tensor(const ParamStore::Shard&)>& get) {
     for (int b = 0; b < params.num_shards(); ++b) {
       const ParamStore::Shard& shard = params.shard(b);
       const Tensor values = get(shard);

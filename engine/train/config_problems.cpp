@@ -15,8 +15,8 @@ class Problems {
   Problems(const RunConfig& config, const std::set<std::string>& unreadable)
       : config_(config), unreadable_(unreadable) {}
 
-  // `keys` are those that the rule looks at; the message stands at the last one that was given, or at
-  // the first if none was.
+  // `keys` are those that the rule looks at; the message stands at the last one that was given, or
+  // at the first if none was.
   void add(const std::vector<std::string>& keys, const std::string& message) {
     const bool is_blind = std::any_of(keys.begin(), keys.end(), [this](const std::string& key) {
       return unreadable_.contains(key);
@@ -57,32 +57,38 @@ void check_exclusive(Problems& problems, const std::vector<std::pair<std::string
     if (is_set) given.push_back(name);
   }
   if (given.size() > 1) {
-    problems.add(given, fmt::format("is one of {} keys for {}: {}. Keep one; in --set, key=null removes one "
-                                    "of the file", given.size(), what, fmt::join(given, ", ")));
+    problems.add(
+        given, fmt::format("is one of {} keys for {}: {}. Keep one; in --set, key=null removes one "
+                           "of the file",
+                           given.size(), what, fmt::join(given, ", ")));
   }
   if (given.empty() && is_required) {
-    problems.add(names, fmt::format("is missing: {} is given by one of {}", what, fmt::join(names, ", ")));
+    problems.add(names,
+                 fmt::format("is missing: {} is given by one of {}", what, fmt::join(names, ", ")));
   }
 }
 
 void check_training(const RunConfig& c, Problems& problems) {
   if (c.model.path.empty() && !c.model.from_checkpoint) {
-    problems.add({"model.path"}, "is missing: name a Hugging Face folder or, with model.init random, a "
-                                 "config.json file");
+    problems.add({"model.path"},
+                 "is missing: name a Hugging Face folder or, with model.init random, a "
+                 "config.json file");
   }
   if (c.model.from_checkpoint && c.model.init == "random") {
-    problems.add({"model.init", "model.from_checkpoint"},
-                 "contradicts: model.init is random and model.from_checkpoint names weights; keep one");
+    problems.add(
+        {"model.init", "model.from_checkpoint"},
+        "contradicts: model.init is random and model.from_checkpoint names weights; keep one");
   }
   check_exclusive(problems,
                   {{"train.max_steps", c.train.max_steps.has_value()},
                    {"train.epochs", c.train.epochs.has_value()},
                    {"train.max_tokens", c.train.max_tokens.has_value()}},
                   true, "the length of the run");
-  check_exclusive(problems,
-                  {{"train.global_batch_size", c.train.global_batch_size.has_value()},
-                   {"train.gradient_accumulation_steps", c.train.gradient_accumulation_steps.has_value()}},
-                  false, "the size of an update");
+  check_exclusive(
+      problems,
+      {{"train.global_batch_size", c.train.global_batch_size.has_value()},
+       {"train.gradient_accumulation_steps", c.train.gradient_accumulation_steps.has_value()}},
+      false, "the size of an update");
   if (c.train.global_batch_size && *c.train.global_batch_size % c.train.micro_batch_size != 0) {
     problems.add({"train.global_batch_size", "train.micro_batch_size"},
                  fmt::format("does not fit: train.global_batch_size {} is no multiple of "
@@ -97,29 +103,33 @@ void check_optimizer(const RunConfig& c, Problems& problems) {
                  "is missing; 1e-5 suits full fine-tuning, 3e-4 training from scratch");
   }
   if (c.optimizer.betas.size() != 2) {
-    problems.add({"optimizer.betas"}, fmt::format("has {} numbers; write two, [0.9, 0.95]",
-                                                  c.optimizer.betas.size()));
+    problems.add({"optimizer.betas"},
+                 fmt::format("has {} numbers; write two, [0.9, 0.95]", c.optimizer.betas.size()));
   }
   check_exclusive(problems,
                   {{"schedule.warmup_steps", c.schedule.warmup_steps.has_value()},
                    {"schedule.warmup_ratio", c.schedule.warmup_ratio.has_value()}},
                   false, "the warm-up");
   if (c.schedule.name == "constant" && c.schedule.decay_steps) {
-    problems.add({"schedule.decay_steps", "schedule.name"},
-                 "has no effect: schedule.name constant does not decay; take wsd or leave decay_steps out");
+    problems.add(
+        {"schedule.decay_steps", "schedule.name"},
+        "has no effect: schedule.name constant does not decay; take wsd or leave decay_steps out");
   }
   if (!c.train.max_steps) return;
   const std::int64_t steps = *c.train.max_steps;
   const std::int64_t warmup = c.schedule.warmup_steps.value_or(0);
   if (warmup > steps) {
-    problems.add({"schedule.warmup_steps", "train.max_steps"},
-                 fmt::format("does not fit: schedule.warmup_steps {} is more than train.max_steps {}",
-                             warmup, steps));
+    problems.add(
+        {"schedule.warmup_steps", "train.max_steps"},
+        fmt::format("does not fit: schedule.warmup_steps {} is more than train.max_steps {}",
+                    warmup, steps));
   } else if (c.schedule.name == "wsd" && c.schedule.decay_steps &&
              *c.schedule.decay_steps > steps - std::max<std::int64_t>(warmup, 1)) {
-    problems.add({"schedule.decay_steps", "schedule.warmup_steps", "train.max_steps"},
-                 fmt::format("does not fit: schedule.warmup_steps {} and schedule.decay_steps {} are more "
-                             "than train.max_steps {}", warmup, *c.schedule.decay_steps, steps));
+    problems.add(
+        {"schedule.decay_steps", "schedule.warmup_steps", "train.max_steps"},
+        fmt::format("does not fit: schedule.warmup_steps {} and schedule.decay_steps {} are more "
+                    "than train.max_steps {}",
+                    warmup, *c.schedule.decay_steps, steps));
   }
 }
 
@@ -130,16 +140,19 @@ void check_layout(const RunConfig& c, Problems& problems) {
   if (*c.run.ranks % model_ranks != 0) {
     problems.add({"run.ranks", "parallel.tensor", "parallel.pipeline", "parallel.context"},
                  fmt::format("does not fit: run.ranks {} is no multiple of parallel.tensor {} * "
-                             "pipeline {} * context {}", *c.run.ranks, p.tensor, p.pipeline, p.context));
+                             "pipeline {} * context {}",
+                             *c.run.ranks, p.tensor, p.pipeline, p.context));
     return;
   }
   const std::int64_t data_parallel = *c.run.ranks / model_ranks;
-  if (!c.train.global_batch_size || *c.train.global_batch_size % c.train.micro_batch_size != 0) return;
+  if (!c.train.global_batch_size || *c.train.global_batch_size % c.train.micro_batch_size != 0)
+    return;
   if (*c.train.global_batch_size / c.train.micro_batch_size % data_parallel != 0) {
-    problems.add({"train.global_batch_size", "train.micro_batch_size", "run.ranks", "parallel.tensor"},
-                 fmt::format("does not fit: train.global_batch_size {} is no multiple of "
-                             "train.micro_batch_size {} on {} data-parallel ranks",
-                             *c.train.global_batch_size, c.train.micro_batch_size, data_parallel));
+    problems.add(
+        {"train.global_batch_size", "train.micro_batch_size", "run.ranks", "parallel.tensor"},
+        fmt::format("does not fit: train.global_batch_size {} is no multiple of "
+                    "train.micro_batch_size {} on {} data-parallel ranks",
+                    *c.train.global_batch_size, c.train.micro_batch_size, data_parallel));
   }
 }
 
@@ -147,7 +160,8 @@ void check_data(const RunConfig& c, Problems& problems) {
   if (c.data.train.empty()) {
     problems.add({"data.train"}, "is missing: name at least one file or folder");
   }
-  auto check_sources = [&problems](const std::vector<DataSource>& sources, const std::string& list) {
+  auto check_sources = [&problems](const std::vector<DataSource>& sources,
+                                   const std::string& list) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (!sources[i].path.empty()) continue;
       problems.add({list, fmt::format("{}[{}].path", list, i)},
@@ -156,17 +170,25 @@ void check_data(const RunConfig& c, Problems& problems) {
   };
   check_sources(c.data.train, "data.train");
   check_sources(c.data.eval, "data.eval");
-  const std::size_t weighted = static_cast<std::size_t>(
-      std::count_if(c.data.train.begin(), c.data.train.end(),
-                    [](const DataSource& source) { return source.weight.has_value(); }));
-  if (weighted != 0 && weighted != c.data.train.size()) {
-    problems.add({"data.train"}, fmt::format("has a weight on {} of its {} sources; give all of them one, "
-                                             "or none", weighted, c.data.train.size()));
+  // A weight is a share of the tokens where others have none: those, seen once, make up the rest.
+  double weights = 0;
+  std::size_t weighted = 0;
+  for (const DataSource& source : c.data.train) {
+    weights += source.weight.value_or(0);
+    weighted += source.weight ? 1 : 0;
+  }
+  if (weighted != 0 && weighted != c.data.train.size() && weights >= 1) {
+    problems.add(
+        {"data.train"},
+        fmt::format("has weights that add up to {:g} on {} of its {} sources: nothing is left for "
+                    "the others; lower them below 1, or give every source a weight",
+                    weights, weighted, c.data.train.size()));
   }
   if (!c.data.eval.empty() && c.data.eval_fraction > 0) {
-    problems.add({"data.eval_fraction", "data.eval"},
-                 "contradicts: data.eval names the evaluation data, so data.eval_fraction has no effect; "
-                 "keep one");
+    problems.add(
+        {"data.eval_fraction", "data.eval"},
+        "contradicts: data.eval names the evaluation data, so data.eval_fraction has no effect; "
+        "keep one");
   }
   const bool has_eval_data = !c.data.eval.empty() || c.data.eval_fraction > 0;
   if (has_eval_data) return;

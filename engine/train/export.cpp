@@ -28,7 +28,8 @@ ParamId find_parameter(const ParamStore& params, const std::string& name) {
   TESSERA_FAIL(ErrorKind::kInternal, "[export] the model has no parameter {}", name);
 }
 
-// Brings the pieces of a parameter together, a bounded part at a time, on every rank of the tensor group.
+// Brings the pieces of a parameter together, a bounded part at a time, on every rank of the tensor
+// group.
 class ParameterGatherer {
  public:
   explicit ParameterGatherer(ModelRuntime& runtime) : runtime_(&runtime) {}
@@ -44,7 +45,8 @@ class ParameterGatherer {
     const auto element = static_cast<std::int64_t>(size_of(local.dtype));
     const std::int64_t step = std::max<std::int64_t>(1, kPieceBytes / (width * element));
     const Tensor flat = local.reshape(Shape{local.numel()});
-    const bool is_column_split = spec.placement.kind == Placement::Kind::kSharded && spec.placement.dim == 1;
+    const bool is_column_split =
+        spec.placement.kind == Placement::Kind::kSharded && spec.placement.dim == 1;
     if (is_column_split) {
       for (std::int64_t row = 0; row < own.rows; row += step) {
         const std::int64_t count = std::min(step, own.rows - row);
@@ -107,15 +109,6 @@ class ParameterGatherer {
 
 }  // namespace
 
-void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to) {
-  if (from.empty()) return;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja"}) {
-    if (!std::filesystem::exists(from / name)) continue;
-    replace_file(to / name, read_text_file(from / name, std::uint64_t{256} << 20, "export"), "export");
-  }
-}
-
 void export_model(ModelRuntime& runtime, const ExportSettings& settings) {
   const ModelConfig& config = runtime.model().config();
   const ProcessMesh& mesh = runtime.mesh();
@@ -125,8 +118,8 @@ void export_model(ModelRuntime& runtime, const ExportSettings& settings) {
   if (takes_part) {
     std::unique_ptr<SafetensorsFolderWriter> writer;
     const auto attempt = [&](const std::function<void()>& action) {
-      // The first rank's disk error must not leave the others alone in a collective: it is kept until
-      // all pieces have been exchanged.
+      // The first rank's disk error must not leave the others alone in a collective: it is kept
+      // until all pieces have been exchanged.
       if (!failure.empty()) return;
       try {
         action();
@@ -158,7 +151,7 @@ void export_model(ModelRuntime& runtime, const ExportSettings& settings) {
     if (writes) {
       attempt([&] {
         write_hf_config(settings.folder, config, settings.source);
-        copy_tokenizer_files(settings.tokenizer_source, settings.folder);
+        if (settings.tokenizer != nullptr) settings.tokenizer->save(settings.folder);
         writer->commit();
       });
     }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "data/tokenizer/tokenizer.h"
 #include "models/hf/config_io.h"
 #include "models/model_runtime.h"
 
@@ -11,17 +12,14 @@ namespace tessera {
 
 struct ExportSettings {
   std::filesystem::path folder;
-  DType dtype = DType::kBF16;            // of the written weights; rounded once from the exact values
-  const HfConfig* source = nullptr;      // where the model came from, or null
-  std::filesystem::path tokenizer_source;  // folder whose tokenizer files are copied; may be empty
+  DType dtype = DType::kBF16;        // of the written weights; rounded once from the exact values
+  const HfConfig* source = nullptr;  // where the model came from, or null
+  const Tokenizer* tokenizer = nullptr;  // saved beside the model, or null
 };
 
-// Collective over the mesh: gathers each parameter in bounded pieces to the first rank, which writes
-// model.safetensors (in shards), config.json, generation_config.json and the tokenizer's files. Nothing
-// already in the folder is lost if it fails.
+// Collective over the mesh: gathers each parameter in bounded pieces to the first rank, which
+// writes model.safetensors (in shards), config.json, generation_config.json and the tokenizer's
+// files. Nothing already in the folder is lost if it fails.
 void export_model(ModelRuntime& runtime, const ExportSettings& settings);
-
-// Copies tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
-void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace tessera

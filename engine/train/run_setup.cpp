@@ -1,47 +1,102 @@
 #include "engine/train/run_setup.h"
 
+#include <algorithm>
 #include <filesystem>
 
+#include "data/content_hash.h"
 #include "data/tokenizer_encoder.h"
 #include "engine/core/error.h"
 #include "engine/train/precision.h"
 #include "kernels/step_control.h"
 #include "models/hf/names.h"
+#include "models/weights.h"
 
 namespace tessera {
 namespace {
 
-DType dtype_of(const std::string& name) {
-  return name == "bf16" ? DType::kBF16 : DType::kF32;
-}
+DType dtype_of(const std::string& name) { return name == "bf16" ? DType::kBF16 : DType::kF32; }
 
 }  // namespace
 
-HfConfig load_run_model(const RunConfig& config) {
+RunTokenizer load_tokenizer(const std::string& source, const std::vector<std::string>& add_tokens) {
+  RunTokenizer result;
+  result.source = source;
+  if (source == "bytes" && add_tokens.empty()) {
+    result.tokenizer = std::make_shared<const Tokenizer>(Tokenizer::bytes());
+    result.known_size = result.tokenizer->vocab_size();
+    result.encoder = byte_encoder();
+    return result;
+  }
+  auto tokenizer =
+      std::make_shared<Tokenizer>(source == "bytes" ? Tokenizer::bytes() : Tokenizer::load(source));
+  result.known_size = tokenizer->vocab_size();
+  std::vector<AddedToken> tokens;
+  for (const std::string& text : add_tokens) {
+    AddedToken token;
+    token.content = text;
+    token.normalized = false;
+    token.special = true;
+    tokens.push_back(std::move(token));
+  }
+  if (!tokens.empty()) {
+    for (const std::int32_t id : tokenizer->add_tokens(tokens)) {
+      if (id >= result.known_size) result.new_ids.push_back(id);
+    }
+  }
+  std::sort(result.new_ids.begin(), result.new_ids.end());
+  result.new_ids.erase(std::unique(result.new_ids.begin(), result.new_ids.end()),
+                       result.new_ids.end());
+  result.tokenizer = std::move(tokenizer);
+  result.encoder = make_text_encoder(result.tokenizer, source == "bytes" ? "" : source);
+  if (!add_tokens.empty()) {
+    ContentHash hash;
+    hash.add(result.encoder->fingerprint);
+    for (const std::string& text : add_tokens) hash.add(text);
+    result.encoder->fingerprint = hash.hex();
+  }
+  return result;
+}
+
+RunTokenizer load_run_tokenizer(const RunConfig& config) {
+  const std::vector<std::string>& add_tokens = config.data.add_tokens;
+  std::string source = config.data.tokenizer;
+  if (source.empty()) {
+    std::filesystem::path folder = config.model.path;
+    if (!std::filesystem::is_directory(folder)) folder = folder.parent_path();
+    if (std::filesystem::exists(folder / "tokenizer.json")) source = folder.string();
+  }
+  CHECK_USER(!source.empty() || add_tokens.empty(),
+             "[config] {}: there is no tokenizer to add to; name one with data.tokenizer",
+             config.locate("data.add_tokens"));
+  return source.empty() ? RunTokenizer{} : load_tokenizer(source, add_tokens);
+}
+
+HfConfig load_run_model(const RunConfig& config, const RunTokenizer& tokenizer) {
   CHECK_USER(!config.model.path.empty(),
-             "[config] {} is not set; give a Hugging Face folder, or a config.json with model.init: random",
+             "[config] {} is not set; give a Hugging Face folder, or a config.json with "
+             "model.init: random",
              config.locate("model.path"));
   HfConfig hf = load_hf_config(config.model.path);
+  if (!tokenizer.new_ids.empty()) {
+    hf.model.vocab_size = std::max(hf.model.vocab_size, tokenizer.new_ids.back() + 1);
+  }
   validate(hf.model, config.model.path);
   return hf;
 }
 
-RunTokenizer load_run_tokenizer(const RunConfig& config) {
-  RunTokenizer result;
-  std::filesystem::path path = config.data.tokenizer;
-  if (path == "bytes") {
-    result.source = "bytes";
-    result.encoder = byte_encoder();
-    return result;
-  }
-  if (path.empty()) {
-    path = config.model.path;
-    if (!std::filesystem::is_directory(path)) path = path.parent_path();
-    if (!std::filesystem::exists(path / "tokenizer.json")) return result;
-  }
-  result.source = path.string();
-  result.encoder = make_text_encoder(std::make_shared<const Tokenizer>(Tokenizer::load(path)), path);
-  return result;
+std::vector<std::string> load_pretrained_weights(ModelRuntime& runtime, const RunConfig& config,
+                                                 const RunTokenizer& tokenizer,
+                                                 bool checks_duplicates) {
+  const ModelConfig in_file = load_hf_config(config.model.path).model;
+  const SafetensorsFolder folder(config.model.path);
+  const HfNameMap names = match_hf_tensors(
+      in_file, folder, checks_duplicates ? TiedDuplicate::kCompare : TiedDuplicate::kTrust);
+  AddedRows added;
+  added.rows_in_file = in_file.vocab_size;
+  added.known_rows = std::min(in_file.vocab_size, tokenizer.known_size);
+  added.rows = tokenizer.new_ids;
+  load_weights(runtime, folder, names, added.rows.empty() ? nullptr : &added);
+  return names.notes;
 }
 
 MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks) {
@@ -53,7 +108,8 @@ MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks) {
   return shape;
 }
 
-RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh, std::int64_t max_documents) {
+RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
+                               std::int64_t max_documents) {
   RuntimeOptions options;
   options.sequence_parallel = config.parallel.sequence_parallel.value_or(false);
   options.recipe = quant_recipe(config.precision);
@@ -64,17 +120,18 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh, s
   options.params.zero = static_cast<int>(config.parallel.zero.value_or(0));
   options.params.weight_decay = static_cast<float>(config.optimizer.weight_decay);
   options.deterministic = config.run.reproducible;
-  options.geometry = batch_geometry(config.train.micro_batch_size, config.train.sequence_length,
-                                    max_documents, options.params.compute, mesh.tensor,
-                                    options.sequence_parallel);
+  options.geometry =
+      batch_geometry(config.train.micro_batch_size, config.train.sequence_length, max_documents,
+                     options.params.compute, mesh.tensor, options.sequence_parallel);
   return options;
 }
 
 void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
   LayerContext layer = runtime.layer_context();
   runtime.params().begin_step();
-  runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer,
-                                   [&](int bucket) { runtime.sync().gradients_ready(bucket, true); });
+  runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
+    runtime.sync().gradients_ready(bucket, true);
+  });
   runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
   runtime.sync().finish_gradients();
   optimizer_step(runtime, adamw);
@@ -93,30 +150,33 @@ RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, con
   };
   const std::string& wanted = config.memory.recompute;
   RuntimeMemory memory;
-  for (const auto& [name, recompute] :
-       {std::pair{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}}) {
+  for (const auto& [name, recompute] : {std::pair{"none", Recompute::kNone},
+                                        {"selective", Recompute::kSelective},
+                                        {"full", Recompute::kFull}}) {
     if (wanted != "auto" && wanted != name) continue;
     memory = measure(recompute);
     if (available == 0 || memory.total() <= available) return memory;
   }
-  TESSERA_FAIL(ErrorKind::kAnswerNo,
-               "[memory] rank {} needs {:.2f} GiB with memory.recompute {}, {:.2f} GiB are available; lower "
-               "train.micro_batch_size or train.sequence_length, raise parallel.tensor, or use "
-               "parallel.zero with more ranks",
-               rank, static_cast<double>(memory.total()) / (1 << 30), wanted,
-               static_cast<double>(available) / (1 << 30));
+  TESSERA_FAIL(
+      ErrorKind::kAnswerNo,
+      "[memory] rank {} needs {:.2f} GiB with memory.recompute {}, {:.2f} GiB are available; lower "
+      "train.micro_batch_size or train.sequence_length, raise parallel.tensor, or use "
+      "parallel.zero with more ranks",
+      rank, static_cast<double>(memory.total()) / (1 << 30), wanted,
+      static_cast<double>(available) / (1 << 30));
 }
 
 AdamWSettings adamw_settings(const OptimizerOptions& options) {
-  return AdamWSettings{static_cast<float>(options.betas.at(0)), static_cast<float>(options.betas.at(1)),
-                       static_cast<float>(options.eps)};
+  return AdamWSettings{static_cast<float>(options.betas.at(0)),
+                       static_cast<float>(options.betas.at(1)), static_cast<float>(options.eps)};
 }
 
 double flops_per_token(const ModelConfig& model, std::int64_t sequence_length) {
   const double hidden = static_cast<double>(model.hidden_size);
   const double q = static_cast<double>(model.query_size());
   const double kv = static_cast<double>(model.key_value_size());
-  const double layer = hidden * (2 * q + 2 * kv) + 3 * hidden * static_cast<double>(model.intermediate_size);
+  const double layer =
+      hidden * (2 * q + 2 * kv) + 3 * hidden * static_cast<double>(model.intermediate_size);
   const double layers = static_cast<double>(model.num_hidden_layers);
   const double matrices = layers * layer + hidden * static_cast<double>(model.vocab_size);
   return 6 * matrices + 6 * static_cast<double>(sequence_length) * q * layers;

@@ -1,5 +1,5 @@
-// RunSetup: everything that a run decides before it allocates memory — the model, the layout, the data,
-// the length and the memory plan. `train`, `train --dry-run` and `plan` share it.
+// RunSetup: everything that a run decides before it allocates memory — the model, the layout, the
+// data, the length and the memory plan. `train`, `train --dry-run` and `plan` share it.
 #pragma once
 
 #include <functional>
@@ -10,6 +10,7 @@
 
 #include "data/loader.h"
 #include "data/prepare.h"
+#include "data/tokenizer/tokenizer.h"
 #include "engine/device/context.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/run_config.h"
@@ -20,28 +21,43 @@
 
 namespace tessera {
 
-// The model of a run: config.json under model.path, checked.
-HfConfig load_run_model(const RunConfig& config);
-
-// The tokenizer that data.tokenizer names, else the model's own, else none (pre-tokenised data only).
+// The tokenizer that data.tokenizer names, else the model's own, else none (pre-tokenised data
+// only), with the tokens of data.add_tokens.
 struct RunTokenizer {
   std::optional<TextEncoder> encoder;
-  std::string source;  // folder or file it was read from, "bytes", or empty
+  std::shared_ptr<const Tokenizer> tokenizer;  // what the encoder uses; null without one
+  std::string source;                          // folder or file it was read from, "bytes", or empty
+  std::int64_t known_size = 0;                 // ids before data.add_tokens were below this
+  std::vector<std::int64_t> new_ids;  // of data.add_tokens, those not known before; ascending
 };
 RunTokenizer load_run_tokenizer(const RunConfig& config);
+// The same from its parts: `source` as in RunTokenizer.
+RunTokenizer load_tokenizer(const std::string& source, const std::vector<std::string>& add_tokens);
+
+// The model of a run: config.json under model.path, checked, with rows for the tokens of
+// data.add_tokens.
+HfConfig load_run_model(const RunConfig& config, const RunTokenizer& tokenizer);
+
+// Fills the weights from the model's folder; rows of new tokens start as the mean of the others.
+// `checks_duplicates`: of a tied model, one rank compares (TiedDuplicate). Returns what the names
+// of the file were understood as, a sentence each.
+std::vector<std::string> load_pretrained_weights(ModelRuntime& runtime, const RunConfig& config,
+                                                 const RunTokenizer& tokenizer,
+                                                 bool checks_duplicates);
 
 // The mesh that the configuration asks of `ranks` ranks; kUser where it does not fit the model.
 MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks);
 
 // What the runtime needs to know, apart from how much is recomputed. `config` is resolved.
-RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh, std::int64_t max_documents);
+RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
+                               std::int64_t max_documents);
 
 // Every call of a step on the meta device, so that memory() covers the whole run.
 void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw);
 
-// Fixes options.recompute (memory.recompute: auto takes the first of none, selective, full that fits
-// `available` bytes) and returns the memory of `rank`. kAnswerNo, naming what is missing, where nothing
-// fits. available 0: unknown, everything fits.
+// Fixes options.recompute (memory.recompute: auto takes the first of none, selective, full that
+// fits `available` bytes) and returns the memory of `rank`. kAnswerNo, naming what is missing,
+// where nothing fits. available 0: unknown, everything fits.
 RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,
                           int rank, const Capabilities& target, std::size_t available,
                           RuntimeOptions& options);

@@ -73,7 +73,8 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
       is_first_(mesh_.world().rank() == 0),
       folder_(config_.run.dir.value()) {
   run_start_ = last_save_ = Clock::now();
-  hf_ = load_run_model(config_);
+  tokenizer_ = load_run_tokenizer(config_);
+  hf_ = load_run_model(config_, tokenizer_);
   if (is_first_) {
     for (const std::string& warning : hf_.warnings) log::warning("{}", warning);
   }
@@ -91,7 +92,6 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
 Trainer::~Trainer() = default;
 
 void Trainer::load_data() {
-  tokenizer_ = load_run_tokenizer(config_);
   PrepareSettings settings;
   settings.sequence_length = config_.train.sequence_length;
   settings.vocab_size = hf_.model.vocab_size;
@@ -142,7 +142,15 @@ void Trainer::report_plan() {
             to_string(context_->device()), shape.data, shape.tensor,
             options_.sequence_parallel ? " with sequence parallelism" : "", options_.params.zero,
             config_.precision.compute);
+  if (!config_.data.add_tokens.empty()) {
+    log::info("tokens    {} of {} in data.add_tokens are new; vocabulary {}, the tokenizer has {} ids",
+              tokenizer_.new_ids.size(), config_.data.add_tokens.size(), hf_.model.vocab_size,
+              tokenizer_.encoder->vocab_size);
+  }
   for (const std::string& line : data_.report) log::info("data      {}", line);
+  for (const std::string& line : data_.train->describe_epoch(batch_.global_batch_size)) {
+    log::info("data      {}", line);
+  }
   for (const std::string& line : precision_report(config_, hf_.model, options_, shape.tensor)) {
     log::info("fp8       {}", line);
   }
@@ -189,13 +197,10 @@ void Trainer::start_weights() {
   } else if (config_.model.init == "random") {
     initialize_random(*runtime_, static_cast<std::uint64_t>(config_.train.seed));
   } else {
-    const SafetensorsFolder folder(config_.model.path);
-    const HfNameMap names = match_hf_tensors(hf_.model, folder,
-                                             is_first_ ? TiedDuplicate::kCompare : TiedDuplicate::kTrust);
+    const auto notes = load_pretrained_weights(*runtime_, config_, tokenizer_, is_first_);
     if (is_first_) {
-      for (const std::string& note : names.notes) log::info("{}", note);
+      for (const std::string& note : notes) log::info("{}", note);
     }
-    load_weights(*runtime_, folder, names);
   }
   if (is_first_) {
     folder_.open();
@@ -246,7 +251,8 @@ std::string Trainer::metadata(std::int64_t step) const {
   // What `tessera export` needs beside the weights.
   json["model_config"] = format_hf_config(hf_.model, hf_.config_text);
   json["generation_config"] = hf_.generation_text;
-  json["tokenizer"] = tokenizer_.source == "bytes" ? "" : tokenizer_.source;
+  json["tokenizer"] = tokenizer_.source;
+  json["add_tokens"] = config_.data.add_tokens;
   json["compute"] = config_.precision.compute;
   return json.dump();
 }
@@ -391,7 +397,7 @@ void Trainer::write_model(const std::filesystem::path& folder) {
   settings.folder = folder;
   settings.dtype = options_.params.compute;
   settings.source = &hf_;
-  if (tokenizer_.source != "bytes") settings.tokenizer_source = tokenizer_.source;
+  settings.tokenizer = tokenizer_.tokenizer.get();
   export_model(*runtime_, settings);
 }
 

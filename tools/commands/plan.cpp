@@ -30,7 +30,9 @@ double gib(double bytes) { return bytes / (1 << 30); }
 
 int run(const Options& options) {
   RunConfig config = load_run_config(options.config, options.overrides);
-  const HfConfig hf = load_run_model(config);
+  // A plan needs no tokenizer but to count the tokens that are added.
+  const HfConfig hf = load_run_model(
+      config, config.data.add_tokens.empty() ? RunTokenizer{} : load_run_tokenizer(config));
   const GpuModel gpu = find_gpu_model(options.gpu);
   const bool on_gpu = gpu.capabilities.target == DeviceKind::kCuda;
   const std::int64_t ranks = config.run.ranks.value_or(options.gpus_per_node * options.nodes);
@@ -39,8 +41,9 @@ int run(const Options& options) {
   const BatchShape batch = batch_shape(config, mesh.data);
   // Without data the number of documents is a guess: it decides a few bytes only.
   const std::int64_t documents =
-      options.max_documents > 0 ? options.max_documents
-                                : batch.micro_batch_size * std::max<std::int64_t>(1, config.train.sequence_length / 64);
+      options.max_documents > 0
+          ? options.max_documents
+          : batch.micro_batch_size * std::max<std::int64_t>(1, config.train.sequence_length / 64);
   RuntimeOptions runtime = runtime_options(config, mesh, documents);
   RuntimeMemory memory;
   bool fits = true;
@@ -54,8 +57,10 @@ int run(const Options& options) {
   }
   const Traffic traffic = step_traffic(hf.model, mesh, runtime, batch.gradient_accumulation_steps);
   const double tokens = static_cast<double>(batch.global_batch_size * config.train.sequence_length);
-  const double flops = tokens * flops_per_token(hf.model, config.train.sequence_length) / static_cast<double>(ranks);
-  const double compute_seconds = gpu.sustained_bf16_flops > 0 ? flops / gpu.sustained_bf16_flops : 0;
+  const double flops =
+      tokens * flops_per_token(hf.model, config.train.sequence_length) / static_cast<double>(ranks);
+  const double compute_seconds =
+      gpu.sustained_bf16_flops > 0 ? flops / gpu.sustained_bf16_flops : 0;
   const char* recompute[] = {"none", "selective", "full"};
 
   if (options.json) {
@@ -79,9 +84,10 @@ int run(const Options& options) {
     return fits ? 0 : 1;
   }
   std::printf("%s: %s parameters on %lld x %s: data %d x tensor %d, zero %d, recompute %s\n",
-              config.model.path.c_str(), fmt::format("{:.2f}B", static_cast<double>(parameter_count(hf.model)) / 1e9).c_str(),
-              static_cast<long long>(ranks), gpu.name.c_str(), mesh.data, mesh.tensor, runtime.params.zero,
-              recompute[static_cast<int>(runtime.recompute)]);
+              config.model.path.c_str(),
+              fmt::format("{:.2f}B", static_cast<double>(parameter_count(hf.model)) / 1e9).c_str(),
+              static_cast<long long>(ranks), gpu.name.c_str(), mesh.data, mesh.tensor,
+              runtime.params.zero, recompute[static_cast<int>(runtime.recompute)]);
   for (const std::string& line : precision_report(config, hf.model, runtime, mesh.tensor)) {
     std::printf("fp8 %s\n", line.c_str());
   }
@@ -89,26 +95,32 @@ int run(const Options& options) {
   for (int i = 0; i < kMemoryClasses; ++i) {
     const auto memory_class = static_cast<MemoryClass>(i);
     const std::size_t bytes = memory.plan.total(memory_class);
-    if (bytes > 0) std::printf("  %-22s %10.3f\n", name_of(memory_class), gib(static_cast<double>(bytes)));
+    if (bytes > 0)
+      std::printf("  %-22s %10.3f\n", name_of(memory_class), gib(static_cast<double>(bytes)));
   }
   std::printf("  %-22s %10.3f\n", "scratch",
               gib(static_cast<double>(memory.compute_scratch + memory.communication_scratch)));
   if (gpu.reserved_bytes > 0) {
-    std::printf("  %-22s %10.3f\n", "driver, libraries", gib(static_cast<double>(gpu.reserved_bytes)));
+    std::printf("  %-22s %10.3f\n", "driver, libraries",
+                gib(static_cast<double>(gpu.reserved_bytes)));
   }
-  std::printf("  %-22s %10.3f", "total", gib(static_cast<double>(memory.total() + gpu.reserved_bytes)));
+  std::printf("  %-22s %10.3f", "total",
+              gib(static_cast<double>(memory.total() + gpu.reserved_bytes)));
   if (gpu.usable_bytes > 0) {
     std::printf("   of %.1f: %s", gib(static_cast<double>(gpu.usable_bytes + gpu.reserved_bytes)),
                 fits ? "fits" : "does not fit");
   }
   std::printf("\n\nper step and rank\n");
-  std::printf("  %-22s %10.1f   global batch of %lld rows, %lld tokens\n", "tokens", tokens / static_cast<double>(ranks),
-              static_cast<long long>(batch.global_batch_size), static_cast<long long>(tokens));
-  std::printf("  %-22s %10.3f   GiB sent over the tensor group\n", "tensor parallel", gib(traffic.tensor_bytes));
-  std::printf("  %-22s %10.3f   GiB sent over the data group\n", "data parallel", gib(traffic.data_bytes));
+  std::printf("  %-22s %10.1f   global batch of %lld rows, %lld tokens\n", "tokens",
+              tokens / static_cast<double>(ranks), static_cast<long long>(batch.global_batch_size),
+              static_cast<long long>(tokens));
+  std::printf("  %-22s %10.3f   GiB sent over the tensor group\n", "tensor parallel",
+              gib(traffic.tensor_bytes));
+  std::printf("  %-22s %10.3f   GiB sent over the data group\n", "data parallel",
+              gib(traffic.data_bytes));
   if (compute_seconds > 0) {
-    std::printf("  %-22s %10.3f   s of matrix work at %.0f TFLOP/s (soaked bf16)\n", "compute", compute_seconds,
-                gpu.sustained_bf16_flops / 1e12);
+    std::printf("  %-22s %10.3f   s of matrix work at %.0f TFLOP/s (soaked bf16)\n", "compute",
+                compute_seconds, gpu.sustained_bf16_flops / 1e12);
   }
   return fits ? 0 : 1;
 }
@@ -117,13 +129,23 @@ int run(const Options& options) {
 
 void add_plan_command(CLI::App& app, int& code) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("plan", "Memory by class, traffic and work of a run; needs no GPU; exit 1 if it does not fit");
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "Memory by class, traffic and work of a run; needs no GPU; exit 1 if it does not fit");
   command->add_option("config", options->config, "Run configuration")->required();
   command->add_option("--set", options->overrides, "section.key=value, over the file");
-  command->add_option("--gpu", options->gpu, "h100-sxm, h200-sxm, a100-80gb, l40s, rtx4090 or cpu")->capture_default_str();
-  command->add_option("--gpus-per-node", options->gpus_per_node, "Ranks on a node, where run.ranks is auto")->capture_default_str()->check(CLI::PositiveNumber);
-  command->add_option("--nodes", options->nodes, "Nodes")->capture_default_str()->check(CLI::PositiveNumber);
-  command->add_option("--max-documents", options->max_documents, "Documents in a micro-batch; an estimate by default");
+  command->add_option("--gpu", options->gpu, "h100-sxm, h200-sxm, a100-80gb, l40s, rtx4090 or cpu")
+      ->capture_default_str();
+  command
+      ->add_option("--gpus-per-node", options->gpus_per_node,
+                   "Ranks on a node, where run.ranks is auto")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--nodes", options->nodes, "Nodes")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--max-documents", options->max_documents,
+                      "Documents in a micro-batch; an estimate by default");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options, &code] { code = run(*options); });
 }

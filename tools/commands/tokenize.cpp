@@ -57,7 +57,8 @@ int run(const Options& options) {
   settings.threads = options.threads;
   settings.fallback_cache_dir = std::filesystem::temp_directory_path() / "tessera-cache";
   settings.sequence_length = config.train.sequence_length;
-  if (!config.model.path.empty()) settings.vocab_size = load_run_model(config).model.vocab_size;
+  if (!config.model.path.empty())
+    settings.vocab_size = load_run_model(config, tokenizer).model.vocab_size;
   nlohmann::ordered_json json;
   std::vector<std::string> report;
   {
@@ -104,7 +105,8 @@ void add_tokenize_command(CLI::App& app, int& code) {
                       "Files, folders or patterns, instead of a configuration");
   command->add_option("--input-format", options->input_format, "As data.train[].format")
       ->capture_default_str()
-      ->check(CLI::IsMember({"auto", "text", "lines", "paragraphs", "json", "tokens", "megatron"}));
+      ->check(CLI::IsMember(
+          {"auto", "text", "lines", "paragraphs", "json", "parquet", "tokens", "megatron"}));
   command->add_option("--output", options->output, "Files PREFIX.* to write");
   command
       ->add_option("--format", options->format,
