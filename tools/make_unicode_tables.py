@@ -119,9 +119,9 @@ def main():
     print("};\n")
 
     letters_marks = points_in({"L", "M", "Nd", "Nl", "Pc"})
-    regex_word = matched(r"\w")
+    regex_word = matched(r"[\w]")
     assert letters_marks <= regex_word
-    print_ranges("kRegexWordExtra", r"\w of the regex engine beyond L, M, Nd, Nl and Pc.",
+    print_ranges("kRegexWordExtra", r"[\w] of the regex engine beyond L, M, Nd, Nl and Pc.",
                  regex_word - letters_marks)
     joined = " ".join("a" + chr(c) + "a" for c in CODE_POINTS)
     word = {ord(w[1]) for w, _ in pre_tokenizers.Whitespace().pre_tokenize_str(joined)
