@@ -41,6 +41,7 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
 
 LayerContext ModelRuntime::layer_context() {
   return LayerContext{*params_,
+                      *sync_,
                       *quant_,
                       mesh_->tensor(),
                       *compute_,

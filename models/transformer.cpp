@@ -20,17 +20,18 @@ DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
 Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel,
                          const QuantRecipe& recipe)
     : config_(config), tensor_size_(tensor_size), quant_registry_(recipe, tensor_size) {
-  const int embedding_bucket = registry_.add_bucket("embedding");
+  const bool is_tied = config.tie_word_embeddings;
+  const BucketPool edge = is_tied ? BucketPool::kOwn : BucketPool::kEdges;
+  const int embedding_bucket = registry_.add_bucket("embedding", edge);
   embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket);
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const int bucket = registry_.add_bucket(fmt::format("block {}", layer));
+    const int bucket = registry_.add_bucket(fmt::format("block {}", layer), BucketPool::kBlocks);
     blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_, quant_registry_,
                          bucket);
   }
-  const int head_bucket = registry_.add_bucket("head");
-  head_ = std::make_unique<LmHead>(config, sequence_parallel,
-                                   config.tie_word_embeddings ? embedding_.weight() : ParamId{},
-                                   registry_, head_bucket);
+  const int head_bucket = registry_.add_bucket("head", edge);
+  head_ = std::make_unique<LmHead>(
+      config, sequence_parallel, is_tied ? embedding_.weight() : ParamId{}, registry_, head_bucket);
   quant_registry_.add_plain("lm_head", (config.vocab_size + tensor_size - 1) / tensor_size,
                             config.hidden_size);
   quant_registry_.add_plain("model.embed_tokens", 0, config.hidden_size);
@@ -104,37 +105,68 @@ TokenContext Transformer::token_context(const DeviceBatch& batch) const {
   return TokenContext{batch.positions, batch.documents, cos_, sin_};
 }
 
-void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
-                           LayerContext& context) const {
+void Transformer::embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const {
+  const WeightLease lease = context.sync.acquire(embedding_bucket());
+  context.sync.prefetch(block_bucket(0));
+  embedding_.forward(batch.tokens, out, context);
+}
+
+Transformer::HeadLeases Transformer::acquire_head(LayerContext& context) const {
+  HeadLeases leases;
+  leases.head = context.sync.acquire(head_bucket());
+  if (config_.tie_word_embeddings) leases.tied = context.sync.acquire(embedding_bucket());
+  return leases;
+}
+
+Residual Transformer::run_blocks(const DeviceBatch& batch, bool keeps_inputs,
+                                 const LayerContext& context) const {
+  LayerContext pass = context;
+  pass.keeps_inputs = keeps_inputs;
   const TokenContext tokens = token_context(batch);
-  context.quant.begin_pass(context.stream);
-  embedding_.forward(batch.tokens, saved_[0].input, context);
+  pass.quant.begin_pass(pass.stream);
+  embed(batch, saved_[0].input, pass);
   Residual residual{saved_[0].input, Tensor{}};
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    blocks_[layer].forward(residual, saved_[layer], work_, tokens, context);
+    const int bucket = block_bucket(static_cast<int>(layer));
+    const WeightLease lease = pass.sync.acquire(bucket);
+    pass.sync.prefetch(bucket + 1);
+    blocks_[layer].forward(residual, saved_[layer], work_, tokens, pass);
   }
+  return residual;
+}
+
+void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
+                           LayerContext& context) const {
+  const Residual residual = run_blocks(batch, false, context);
+  const HeadLeases leases = acquire_head(context);
   head_->loss(residual, batch.targets, loss_sum, nll, head_saved_, context);
 }
 
 void Transformer::forward_backward(const DeviceBatch& batch, const Tensor& loss_sum,
                                    LayerContext& context,
                                    const std::function<void(int)>& bucket_done) const {
-  const TokenContext tokens = token_context(batch);
-  context.quant.begin_pass(context.stream);
-  embedding_.forward(batch.tokens, saved_[0].input, context);
-  Residual residual{saved_[0].input, Tensor{}};
-  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    blocks_[layer].forward(residual, saved_[layer], work_, tokens, context);
+  // A recompute makes what is kept again.
+  const Residual residual = run_blocks(batch, recompute_ == Recompute::kNone, context);
+  {
+    const HeadLeases leases = acquire_head(context);
+    context.sync.open_gradients(head_bucket());
+    if (config_.tie_word_embeddings) context.sync.open_gradients(embedding_bucket());
+    head_->loss_and_backward(residual, batch.targets, loss_sum, head_saved_, context);
   }
-  head_->loss_and_backward(residual, batch.targets, loss_sum, head_saved_, context);
   bucket_done(head_bucket());
+  const TokenContext tokens = token_context(batch);
   const Tensor& d = head_saved_.d;
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
+    const int bucket = block_bucket(static_cast<int>(layer));
+    const WeightLease lease = context.sync.acquire(bucket);
+    if (layer > 0) context.sync.prefetch(bucket - 1);
+    context.sync.open_gradients(bucket);
     const Tensor input_amax =
         layer > 0 ? blocks_[layer - 1].output_gradient_amax(context.quant) : Tensor{};
     blocks_[layer].backward(d, input_amax, saved_[layer], work_, recompute_, tokens, context);
-    bucket_done(block_bucket(static_cast<int>(layer)));
+    bucket_done(bucket);
   }
+  context.sync.open_gradients(embedding_bucket());
   embedding_.backward(batch.tokens, batch.order, d, context);
   bucket_done(embedding_bucket());
 }
@@ -161,14 +193,18 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   work.delta = work_.delta.row_slice(0, count);
   Residual residual{saved_[0].input.row_slice(0, count), Tensor{}};
   context.quant.begin_pass(context.stream);
-  embedding_.forward(batch.tokens, residual.x, context);
+  embed(batch, residual.x, context);
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const int bucket = block_bucket(static_cast<int>(layer));
+    const WeightLease lease = context.sync.acquire(bucket);
+    context.sync.prefetch(bucket + 1);
     blocks_[layer].decode(residual, narrow(saved_[layer]), work, tokens, caches[layer], cached,
                           keys, context);
   }
   LmHead::Saved head = head_saved_;
   head.sum = head.sum.row_slice(0, count);
   head.normed = head.normed.row_slice(0, count);
+  const HeadLeases leases = acquire_head(context);
   head_->logits(residual, last, logits, head, context);
 }
 

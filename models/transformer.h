@@ -64,7 +64,16 @@ class Transformer {
               LayerContext& context) const;
 
  private:
+  struct HeadLeases {
+    WeightLease head;
+    WeightLease tied;  // of the embedding, where the head uses its matrix
+  };
+  HeadLeases acquire_head(LayerContext& context) const;
   TokenContext token_context(const DeviceBatch& batch) const;
+  void embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const;
+  // The embedding and all blocks.
+  Residual run_blocks(const DeviceBatch& batch, bool keeps_inputs,
+                      const LayerContext& context) const;
 
   ModelConfig config_;
   int tensor_size_;

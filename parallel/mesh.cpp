@@ -102,6 +102,13 @@ ProcessMesh::ProcessMesh(std::unique_ptr<Communicator> world, const MeshShape& s
   pipeline_ = group("pp", {MeshAxis::kPipeline});
   data_context_ = group("dp_cp", {MeshAxis::kData, MeshAxis::kContext});
   model_ = group("pp_tp", {MeshAxis::kPipeline, MeshAxis::kTensor});
+  std::vector<int> ends = {world_->rank()};
+  const int stage = coordinate_.pipeline;
+  if (shape.pipeline > 1 && (stage == 0 || stage == shape.pipeline - 1)) {
+    const std::vector<int> stages = mesh_members(shape_, coordinate_, {MeshAxis::kPipeline});
+    ends = {stages.front(), stages.back()};
+  }
+  pipeline_ends_ = world_->subgroup(ends, "pp_ends");
 }
 
 }  // namespace tessera

@@ -51,6 +51,9 @@ class ProcessMesh {
   Communicator& data_context() const { return *data_context_; }
   // pp x tp: ranks that together hold one copy of the model; norms are summed over it.
   Communicator& model() const { return *model_; }
+  // The first and the last pipeline stage at this rank's other coordinates, for those two; a group
+  // of one for the stages between.
+  Communicator& pipeline_ends() const { return *pipeline_ends_; }
 
  private:
   MeshShape shape_;
@@ -62,6 +65,7 @@ class ProcessMesh {
   std::unique_ptr<Communicator> pipeline_;
   std::unique_ptr<Communicator> data_context_;
   std::unique_ptr<Communicator> model_;
+  std::unique_ptr<Communicator> pipeline_ends_;
 };
 
 }  // namespace tessera

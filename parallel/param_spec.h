@@ -1,5 +1,6 @@
-// ParamSpec: everything that sharding, initialisation, the optimizer and checkpoints need to know about
-// one parameter, declared by the layer that owns it. Layers name parameters as Hugging Face does.
+// ParamSpec: everything that sharding, initialisation, the optimizer and checkpoints need to know
+// about one parameter, declared by the layer that owns it. Layers name parameters as Hugging Face
+// does.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +15,16 @@ namespace tessera {
 struct Placement {
   enum class Kind : unsigned char {
     kReplicated,
-    kSharded,         // equal pieces along `dim`, a multiple of `quantum` each
-    kShardedInGroups, // `groups` < tp pieces along dim 0, each held by tp / groups consecutive ranks
+    kSharded,          // equal pieces along `dim`, a multiple of `quantum` each
+    kShardedInGroups,  // `groups` < tp pieces along dim 0, each held by tp / groups consecutive
+                       // ranks
   };
   Kind kind = Kind::kReplicated;
   int dim = 0;
   std::int64_t groups = 0;
   // A piece of a sharded dim holds a multiple of this many entries, so that any size can be cut and
-  // GEMMs stay aligned: the last pieces are padded with zeros. Only the valid part is ever read, saved
-  // or counted. 1: the size must divide.
+  // GEMMs stay aligned: the last pieces are padded with zeros. Only the valid part is ever read,
+  // saved or counted. 1: the size must divide.
   std::int64_t quantum = 1;
 
   static Placement replicated() { return {}; }
@@ -46,10 +48,14 @@ struct ParamSpec {
   GradientSum gradient_sum = GradientSum::kNone;
   float init_mean = 0;
   float init_std = 0;
-  bool decay = false;     // rule: matrices decay, vectors (norms, biases) do not
+  bool decay = false;  // rule: matrices decay, vectors (norms, biases) do not
   float lr_scale = 1;
-  // Laid out directly behind the previous parameter, so that both form one matrix (q, k, v; gate, up).
+  // Laid out directly behind the previous parameter, so that both form one matrix (q, k, v; gate,
+  // up).
   bool follows_previous = false;
+  // A pipeline stage's second copy of a parameter that another stage holds (a tied embedding beside
+  // the head): not counted in norms and not saved. See BucketSpec::is_on_both_ends.
+  bool is_copy = false;
 };
 
 // A parameter's place in a model: bucket (embedding, block l, head) and position in it.
@@ -59,16 +65,28 @@ struct ParamId {
   bool defined() const { return bucket >= 0; }
 };
 
+// Buckets that are never in use at the same time may take turns in the same memory where whole
+// buckets come and go (gradients under ZeRO 2, weights too under ZeRO 3).
+enum class BucketPool : unsigned char {
+  kOwn,     // used at any time: memory of its own
+  kEdges,   // one at a time: embedding and head
+  kBlocks,  // one after another, the next fetched meanwhile: two buffers
+};
+
 struct BucketSpec {
   std::string name;
   std::vector<ParamSpec> params;
+  BucketPool pool = BucketPool::kOwn;
+  // The first and the last pipeline stage hold this bucket alike and add up their gradients.
+  bool is_on_both_ends = false;
 };
 
 // Collects the parameters of a model while its layers are constructed.
 class ParamRegistry {
  public:
-  int add_bucket(std::string name) {
-    buckets_.push_back({std::move(name), {}});
+  int add_bucket(std::string name, BucketPool pool = BucketPool::kOwn,
+                 bool is_on_both_ends = false) {
+    buckets_.push_back({std::move(name), {}, pool, is_on_both_ends});
     return static_cast<int>(buckets_.size()) - 1;
   }
   ParamId add(int bucket, ParamSpec spec) {

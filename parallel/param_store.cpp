@@ -20,7 +20,7 @@ std::uint32_t name_hash(const std::string& name) {
 ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
                        const ParamStoreOptions& options, Arena& arena)
     : buckets_(std::move(buckets)), mesh_(&mesh), options_(options) {
-  CHECK(options.zero >= 0 && options.zero <= 1, "[param_store] ZeRO stage {} is not available",
+  CHECK(options.zero >= 0 && options.zero <= 3, "[param_store] there is no ZeRO stage {}",
         options.zero);
   if (options.zero > 0) {
     shard_count_ = mesh.data_context().size();
@@ -29,8 +29,13 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
   has_masters_ = options.trains && options.fp32_masters && options.compute == DType::kBF16;
   const int tensor_size = mesh.tensor().size();
   const int tensor_rank = mesh.tensor().rank();
+  // One cut for weights and gradients: the wider of the two fills the limit.
+  const auto widest = static_cast<std::int64_t>(
+      std::max(size_of(options.compute), options.trains ? size_of(options.gradients) : 1));
   for (const BucketSpec& bucket : buckets_) {
-    layouts_.push_back(lay_out_bucket(bucket, tensor_size, tensor_rank, shard_count_));
+    layouts_.push_back(lay_out_bucket(
+        bucket, tensor_size, tensor_rank, shard_count_,
+        options.bucket_bytes > 0 ? std::max<std::int64_t>(1, options.bucket_bytes / widest) : 0));
     written_.emplace_back(bucket.params.size(), false);
     versions_.push_back(1);
   }
@@ -38,23 +43,24 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
                         MemoryClass memory_class) {
     return arena.allocate(what + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
   };
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    weights_.push_back(flat("weights", b, options.compute, layouts_[b].size, MemoryClass::kWeights));
-  }
+  assign_buffers();
+  leased_.resize(buckets_.size(), false);
+  weights_ =
+      allocate_whole("weights", options.compute, MemoryClass::kWeights, shards_weights(), arena);
   if (options.trains) {
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      gradients_.push_back(
-          flat("gradients", b, options.gradients, layouts_[b].size, MemoryClass::kGradients));
-    }
+    gradients_ = allocate_whole("gradients", options.gradients, MemoryClass::kGradients,
+                                shards_gradients(), arena);
   }
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const BucketLayout& layout = layouts_[b];
     const std::int64_t size = layout.shard_size;
     Shard shard;
     shard.pieces = pieces_of_shard(layout, shard_rank_);
-    shard.weight = weights_[b].flat_slice(size * shard_rank_, size);
+    shard.weight =
+        shard_of(weights_, b, shards_weights(), "weight shard", MemoryClass::kWeights, arena);
     if (options.trains) {
-      shard.gradient = gradients_[b].flat_slice(size * shard_rank_, size);
+      shard.gradient = shard_of(gradients_, b, shards_gradients(), "gradient shard",
+                                MemoryClass::kGradients, arena);
       if (has_masters_) shard.master = flat("masters", b, DType::kF32, size, MemoryClass::kMasters);
       shard.m = flat("adam m", b, options.moments, size, MemoryClass::kOptimizer);
       shard.v = flat("adam v", b, options.moments, size, MemoryClass::kOptimizer);
@@ -71,7 +77,7 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
         segment.global_begin = extent.row_begin * segment.global_cols + extent.col_begin;
         segment.lr_scale = spec.lr_scale;
         segment.weight_decay = spec.decay ? options.weight_decay : 0.0f;
-        segment.count_in_norm = extent.copy == 0 ? 1 : 0;
+        segment.count_in_norm = extent.copy == 0 && !spec.is_copy ? 1 : 0;
         segment.stream = static_cast<std::int32_t>(name_hash(spec.name) & 0x7fffffffu);
         segments.push_back(segment);
       }
@@ -83,6 +89,60 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
   }
 }
 
+void ParamStore::assign_buffers() {
+  int edge = -1;
+  int blocks[2] = {-1, -1};
+  int next_block = 0;
+  for (const BucketSpec& bucket : buckets_) {
+    int* shared = nullptr;
+    if (bucket.pool == BucketPool::kEdges) shared = &edge;
+    if (bucket.pool == BucketPool::kBlocks) shared = &blocks[next_block++ % 2];
+    if (shared == nullptr || *shared < 0) {
+      buffers_.push_back(num_buffers_++);
+      if (shared != nullptr) *shared = buffers_.back();
+    } else {
+      buffers_.push_back(*shared);
+    }
+  }
+}
+
+std::vector<Tensor> ParamStore::allocate_whole(const char* what, DType dtype,
+                                               MemoryClass memory_class, bool is_shared,
+                                               Arena& arena) const {
+  std::vector<Tensor> result;
+  if (!is_shared) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      result.push_back(arena.allocate(std::string(what) + " " + buckets_[b].name, dtype,
+                                      Shape{layouts_[b].size}, memory_class));
+    }
+    return result;
+  }
+  std::vector<Tensor> buffers;
+  for (int buffer = 0; buffer < num_buffers_; ++buffer) {
+    std::int64_t size = 0;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (buffers_[b] == buffer) size = std::max(size, layouts_[b].size);
+    }
+    buffers.push_back(arena.allocate(fmt::format("{} buffer {}", what, buffer), dtype, Shape{size},
+                                     memory_class));
+  }
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    result.push_back(
+        buffers[static_cast<std::size_t>(buffers_[b])].flat_slice(0, layouts_[b].size));
+  }
+  return result;
+}
+
+Tensor ParamStore::shard_of(const std::vector<Tensor>& whole, std::size_t b, bool is_separate,
+                            const char* what, MemoryClass memory_class, Arena& arena) const {
+  const std::int64_t size = layouts_[b].shard_size;
+  if (!is_separate && (layouts_[b].parts.size() == 1 || shard_count_ == 1)) {
+    return whole[b].flat_slice(size * shard_rank_, size);
+  }
+  return arena.allocate(std::string(what) + " " + buckets_[b].name, whole[b].dtype, Shape{size},
+                        memory_class);
+}
+
 Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
   const BucketLayout& layout = this->layout(first.bucket);
   const auto& start = layout.pieces[static_cast<std::size_t>(first.index)];
@@ -91,7 +151,8 @@ Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
   for (int i = 0; i < count; ++i) {
     const auto& piece = layout.pieces[static_cast<std::size_t>(first.index + i)];
     CHECK(piece.offset == expected && piece.extent.storage_cols == start.extent.storage_cols,
-          "[param_store] {} does not directly follow {}", bucket(first.bucket).params[static_cast<std::size_t>(first.index + i)].name,
+          "[param_store] {} does not directly follow {}",
+          bucket(first.bucket).params[static_cast<std::size_t>(first.index + i)].name,
           spec(first).name);
     rows += piece.extent.storage_rows;
     expected += piece.extent.elements();
@@ -104,6 +165,8 @@ Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
 Tensor ParamStore::weight(ParamId id) const { return fused_weight(id, 1); }
 
 Tensor ParamStore::fused_weight(ParamId first, int count) const {
+  CHECK(!checks_leases_ || leased_[static_cast<std::size_t>(first.bucket)],
+        "[param_store] the weights of {} are used without a lease", bucket(first.bucket).name);
   return view(weights_[static_cast<std::size_t>(first.bucket)], first, count);
 }
 
@@ -120,6 +183,11 @@ void ParamStore::begin_step() {
   for (auto& written : written_) std::fill(written.begin(), written.end(), false);
 }
 
+void ParamStore::begin_bucket(int b) {
+  auto& written = written_[static_cast<std::size_t>(b)];
+  std::fill(written.begin(), written.end(), false);
+}
+
 bool ParamStore::is_written(int b) const {
   const auto& written = written_[static_cast<std::size_t>(b)];
   return std::all_of(written.begin(), written.end(), [](bool w) { return w; });
@@ -134,6 +202,8 @@ void ParamStore::initialize(Stream& stream) {
   for (const Tensor& gradients : gradients_) zero(gradients);
   for (std::size_t b = 0; b < shards_.size(); ++b) {
     const Shard& shard = shards_[b];
+    zero(shard.weight);
+    zero(shard.gradient);
     zero(shard.master);
     zero(shard.m);
     zero(shard.v);
@@ -142,6 +212,7 @@ void ParamStore::initialize(Stream& stream) {
     }
   }
   stream.synchronize();
+  checks_leases_ = shards_weights();
 }
 
 }  // namespace tessera

@@ -1,6 +1,10 @@
-// ParamStore: the memory of a model's parameters and their training state on one rank. For every bucket
-// it holds the local weights in the compute format, the gradients, and this rank's ZeRO shard of
-// masters and moments. ShardLayout alone decides where things lie.
+// ParamStore: the memory of a model's parameters and their training state on one rank. For every
+// bucket it holds the local weights in the compute format, the gradients, and this rank's ZeRO
+// shard of masters and moments. ShardLayout alone decides where things lie.
+//
+// Under ZeRO 2 whole buckets of gradients, and under ZeRO 3 those of weights too, exist only while
+// they are in use, in buffers that the buckets of a pool share (BucketPool); ParamSync fills and
+// empties them.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +20,15 @@
 namespace tessera {
 
 struct ParamStoreOptions {
-  DType compute = DType::kBF16;         // of weights in the forward and backward
-  bool fp32_masters = true;             // ignored when compute is fp32 or fp64: the weights are exact
-  DType gradients = DType::kF32;        // accumulation format
+  DType compute = DType::kBF16;   // of weights in the forward and backward
+  bool fp32_masters = true;       // ignored when compute is fp32 or fp64: the weights are exact
+  DType gradients = DType::kF32;  // accumulation format
   DType moments = DType::kF32;
-  int zero = 0;                         // ZeRO stage 0..3
-  bool trains = true;                   // false: weights only (evaluation, generation)
+  int zero = 0;  // ZeRO stage 0..3
+  // Most bytes of weights or gradients in one collective; 0: a bucket at once. Decides the cut:
+  // every rank has the same.
+  std::int64_t bucket_bytes = 0;
+  bool trains = true;  // false: weights only (evaluation, generation)
   float weight_decay = 0;
 };
 
@@ -34,31 +41,36 @@ struct GradientTarget {
 class ParamStore {
  public:
   // Takes its memory from `arena` in a fixed order. The mesh must outlive the store.
-  ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh, const ParamStoreOptions& options,
-             Arena& arena);
+  ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
+             const ParamStoreOptions& options, Arena& arena);
 
   int num_buckets() const { return static_cast<int>(buckets_.size()); }
   const BucketSpec& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
   const BucketLayout& layout(int b) const { return layouts_[static_cast<std::size_t>(b)]; }
-  const ParamSpec& spec(ParamId id) const { return bucket(id.bucket).params[static_cast<std::size_t>(id.index)]; }
+  const ParamSpec& spec(ParamId id) const {
+    return bucket(id.bucket).params[static_cast<std::size_t>(id.index)];
+  }
   const ParamStoreOptions& options() const { return options_; }
   const ProcessMesh& mesh() const { return *mesh_; }
   int shard_count() const { return shard_count_; }
   int shard_rank() const { return shard_rank_; }
   bool has_masters() const { return has_masters_; }
 
-  // The local piece of a weight, [storage_rows, storage_cols] or [n]. With ZeRO-3 the bucket must be gathered.
+  // The local piece of a weight, [storage_rows, storage_cols] or [n]. Under ZeRO 3 the caller holds
+  // a lease on the bucket (ParamSync::acquire).
   Tensor weight(ParamId id) const;
   // `first` and the parameters that follow it as one matrix [sum of rows, cols] (or one vector).
   Tensor fused_weight(ParamId first, int count) const;
 
-  // The gradient of a weight, and whether this step has already written to it. The caller writes all
-  // of it; the next target of the same parameter in the step accumulates.
+  // The gradient of a weight, and whether this step has already written to it. The caller writes
+  // all of it; the next target of the same parameter in the step accumulates.
   GradientTarget gradient(ParamId id);
   GradientTarget fused_gradient(ParamId first, int count);
   // Marks every gradient as not yet written; called at the start of a step.
   void begin_step();
-  // Whether every parameter of the bucket has been written since begin_step().
+  // The same for one bucket, whose buffer held another's gradients.
+  void begin_bucket(int b);
+  // Whether every parameter of the bucket has been written since.
   bool is_written(int b) const;
 
   // This rank's shard of a bucket's state; tensors are flat, of layout(b).shard_size elements.
@@ -79,6 +91,14 @@ class ParamStore {
   // Whole-bucket memory, for ParamSync.
   const Tensor& bucket_weights(int b) const { return weights_[static_cast<std::size_t>(b)]; }
   const Tensor& bucket_gradients(int b) const { return gradients_[static_cast<std::size_t>(b)]; }
+  // Whether the whole bucket and the shard are different memory.
+  bool shards_gradients() const { return options_.zero >= 2; }
+  bool shards_weights() const { return options_.zero >= 3; }
+  // Which buffer of shared memory a bucket uses; bucket_*() is a view of it.
+  int num_buffers() const { return num_buffers_; }
+  int buffer(int b) const { return buffers_[static_cast<std::size_t>(b)]; }
+  // Under ZeRO 3, told by ParamSync: whether a lease holds the bucket.
+  void set_leased(int b, bool is_leased) { leased_[static_cast<std::size_t>(b)] = is_leased; }
 
   // Moves when the weights of a bucket change; whoever keeps something made from them compares it.
   std::uint64_t weight_version(int b) const { return versions_[static_cast<std::size_t>(b)]; }
@@ -88,6 +108,13 @@ class ParamStore {
   void initialize(Stream& stream);
 
  private:
+  void assign_buffers();
+  // A flat tensor per bucket; buckets of one buffer share memory when `is_shared`.
+  std::vector<Tensor> allocate_whole(const char* what, DType dtype, MemoryClass memory_class,
+                                     bool is_shared, Arena& arena) const;
+  // Memory of the shard alone, or its piece of the whole bucket where that stays and has one part.
+  Tensor shard_of(const std::vector<Tensor>& whole, std::size_t b, bool is_separate,
+                  const char* what, MemoryClass memory_class, Arena& arena) const;
   Tensor view(const Tensor& flat, ParamId first, int count) const;
 
   std::vector<BucketSpec> buckets_;
@@ -102,6 +129,10 @@ class ParamStore {
   std::vector<Shard> shards_;
   std::vector<std::vector<ShardSegment>> segments_;
   std::vector<std::vector<bool>> written_;
+  int num_buffers_ = 0;
+  std::vector<int> buffers_;
+  std::vector<bool> leased_;
+  bool checks_leases_ = false;
   std::vector<std::uint64_t> versions_;
 };
 

@@ -30,8 +30,8 @@ LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank
         piece = round_up(piece, placement.quantum);
       } else {
         CHECK_USER(length % tensor_size == 0,
-                   "[parallel] {}: {} of size {} cannot be split over parallel.tensor {}", spec.name,
-                   placement.dim == 0 ? "rows" : "columns", length, tensor_size);
+                   "[parallel] {}: {} of size {} cannot be split over parallel.tensor {}",
+                   spec.name, placement.dim == 0 ? "rows" : "columns", length, tensor_size);
       }
       const std::int64_t begin = std::min(length, piece * tensor_rank);
       const std::int64_t valid = std::min(piece, length - begin);
@@ -49,8 +49,8 @@ LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank
     case Placement::Kind::kShardedInGroups: {
       const std::int64_t groups = placement.groups;
       CHECK_USER(groups > 0 && tensor_size % groups == 0 && rows % groups == 0,
-                 "[parallel] {}: {} groups cannot be spread over parallel.tensor {}", spec.name, groups,
-                 tensor_size);
+                 "[parallel] {}: {} groups cannot be spread over parallel.tensor {}", spec.name,
+                 groups, tensor_size);
       extent.copies = static_cast<int>(tensor_size / groups);
       extent.copy = tensor_rank % extent.copies;
       extent.rows = extent.storage_rows = rows / groups;
@@ -61,7 +61,8 @@ LocalExtent local_extent(const ParamSpec& spec, int tensor_size, int tensor_rank
   return extent;
 }
 
-BucketLayout lay_out_bucket(const BucketSpec& bucket, int tensor_size, int tensor_rank, int shard_count) {
+BucketLayout lay_out_bucket(const BucketSpec& bucket, int tensor_size, int tensor_rank,
+                            int shard_count, std::int64_t max_part) {
   BucketLayout layout;
   layout.pieces.resize(bucket.params.size());
   std::int64_t offset = 0;
@@ -90,21 +91,49 @@ BucketLayout lay_out_bucket(const BucketSpec& bucket, int tensor_size, int tenso
       layout.copies_sums.push_back({piece.offset, offset});
     }
   }
-  layout.shard_size = round_up((offset + shard_count - 1) / shard_count, kShardAlignment);
-  layout.size = layout.shard_size * shard_count;
+  const std::int64_t unit =
+      kShardAlignment * shard_count;  // the least that every shard has a piece of
+  layout.size = round_up(offset, unit);
+  layout.shard_size = layout.size / shard_count;
+  const std::int64_t part = max_part > 0 ? std::max(unit, max_part / unit * unit) : layout.size;
+  for (std::int64_t begin = 0; begin < layout.size; begin += part) {
+    const std::int64_t size = std::min(part, layout.size - begin);
+    layout.parts.push_back({begin, size, begin / shard_count, size / shard_count});
+  }
   return layout;
+}
+
+std::vector<BucketLayout::Range> shard_ranges(const BucketLayout& layout, int shard,
+                                              std::int64_t begin, std::int64_t end) {
+  std::vector<BucketLayout::Range> result;
+  for (const BucketLayout::Part& part : layout.parts) {
+    const std::int64_t start = part.begin + part.shard_size * shard;
+    const std::int64_t from = std::max(start, begin);
+    const std::int64_t to = std::min(start + part.shard_size, end);
+    if (from >= to) continue;
+    const std::int64_t at = part.shard_begin + (from - start);
+    if (!result.empty() && result.back().end == at) {
+      result.back().end += to - from;
+    } else {
+      result.push_back({at, at + (to - from)});
+    }
+  }
+  return result;
 }
 
 std::vector<ShardPiece> pieces_of_shard(const BucketLayout& layout, int shard) {
   std::vector<ShardPiece> result;
-  const std::int64_t begin = layout.shard_size * shard;
-  const std::int64_t end = begin + layout.shard_size;
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
-    const auto& piece = layout.pieces[i];
-    const std::int64_t from = std::max(begin, piece.offset);
-    const std::int64_t to = std::min(end, piece.offset + piece.extent.elements());
-    if (from >= to) continue;
-    result.push_back({static_cast<int>(i), from - begin, from - piece.offset, to - from});
+  for (const BucketLayout::Part& part : layout.parts) {
+    const std::int64_t begin = part.begin + part.shard_size * shard;
+    const std::int64_t end = begin + part.shard_size;
+    for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+      const auto& piece = layout.pieces[i];
+      const std::int64_t from = std::max(begin, piece.offset);
+      const std::int64_t to = std::min(end, piece.offset + piece.extent.elements());
+      if (from >= to) continue;
+      result.push_back(
+          {static_cast<int>(i), part.shard_begin + (from - begin), from - piece.offset, to - from});
+    }
   }
   std::sort(result.begin(), result.end(),
             [](const ShardPiece& a, const ShardPiece& b) { return a.shard_begin < b.shard_begin; });

@@ -8,24 +8,42 @@ Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const Runt
                      std::int64_t micro_batches) {
   Traffic traffic;
   const double tp = mesh.tensor;
-  const double activation = static_cast<double>(options.geometry.tokens) * static_cast<double>(model.hidden_size) *
+  const double activation = static_cast<double>(options.geometry.tokens) *
+                            static_cast<double>(model.hidden_size) *
                             static_cast<double>(size_of(options.params.compute));
-  // A ring all-gather or reduce-scatter of S bytes sends S (n - 1) / n per rank, an all-reduce twice that.
-  // Per block: forward two gathers and two scatters (or two all-reduces); backward four gathers (two of
-  // them again for the weight gradients) and two scatters under sequence parallelism, else two
-  // all-reduces. A full recompute repeats the forward but its last exchange.
+  // A ring all-gather or reduce-scatter of S bytes sends S (n - 1) / n per rank, an all-reduce
+  // twice that. Per block: forward two gathers and two scatters (or two all-reduces); backward four
+  // gathers (two of them again for the weight gradients) and two scatters under sequence
+  // parallelism, else two all-reduces. A full recompute repeats the forward but its last exchange.
   const double exchange = activation * (tp - 1) / tp;
   const bool split = options.sequence_parallel;
   const double forward = 4 * exchange;
   const double backward = split ? 6 * exchange : 4 * exchange;
-  const double again = options.recompute == Recompute::kFull ? forward - (split ? 1 : 2) * exchange : 0;
-  traffic.tensor_bytes = static_cast<double>(micro_batches * model.num_hidden_layers) * (forward + backward + again);
+  const double again =
+      options.recompute == Recompute::kFull ? forward - (split ? 1 : 2) * exchange : 0;
+  traffic.tensor_bytes =
+      static_cast<double>(micro_batches * model.num_hidden_layers) * (forward + backward + again);
 
   const double dp = mesh.data * mesh.context;
   const double parameters = static_cast<double>(parameter_count(model)) / tp;
-  const double gradients = parameters * static_cast<double>(size_of(options.params.gradients)) * (dp - 1) / dp;
-  const double weights = parameters * static_cast<double>(size_of(options.params.compute)) * (dp - 1) / dp;
-  traffic.data_bytes = options.params.zero == 0 ? 2 * gradients : gradients + weights;
+  const double gradients =
+      parameters * static_cast<double>(size_of(options.params.gradients)) * (dp - 1) / dp;
+  const double weights =
+      parameters * static_cast<double>(size_of(options.params.compute)) * (dp - 1) / dp;
+  const auto times = static_cast<double>(micro_batches);
+  switch (options.params.zero) {
+    case 0:
+      traffic.data_bytes = 2 * gradients;
+      break;
+    case 1:
+      traffic.data_bytes = gradients + weights;
+      break;
+    case 2:
+      traffic.data_bytes = times * gradients + weights;
+      break;
+    default:  // gathered for the forward and again for the backward
+      traffic.data_bytes = times * (gradients + 2 * weights);
+  }
   return traffic;
 }
 

@@ -58,9 +58,6 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   refuse(config.parallel.context > 1, "parallel.context",
          fmt::format("is {}; context parallelism is not available in this version; write 1",
                      config.parallel.context));
-  refuse(config.parallel.zero.value_or(0) > 1, "parallel.zero",
-         fmt::format("is {}; sharded gradients and weights are not available in this version; write 0, 1 "
-                     "or auto", config.parallel.zero.value_or(0)));
   refuse(config.faults.nan == "rollback", "faults.nan",
          "is rollback, which is not available in this version; write stop or skip");
   refuse(config.faults.spike != "off", "faults.spike",

@@ -115,46 +115,46 @@ void export_model(ModelRuntime& runtime, const ExportSettings& settings) {
   const bool takes_part = mesh.data_context().rank() == 0;
   const bool writes = takes_part && mesh.tensor().rank() == 0;
   std::string failure;
-  if (takes_part) {
-    std::unique_ptr<SafetensorsFolderWriter> writer;
-    const auto attempt = [&](const std::function<void()>& action) {
-      // The first rank's disk error must not leave the others alone in a collective: it is kept
-      // until all pieces have been exchanged.
-      if (!failure.empty()) return;
-      try {
-        action();
-      } catch (const Error& error) {
-        failure = error.what();
-      }
-    };
-    if (writes) {
+  std::unique_ptr<SafetensorsFolderWriter> writer;
+  const auto attempt = [&](const std::function<void()>& action) {
+    // The first rank's disk error must not leave the others alone in a collective: it is kept
+    // until all pieces have been exchanged.
+    if (!failure.empty()) return;
+    try {
+      action();
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  };
+  if (writes) {
+    attempt([&] {
+      create_folders(settings.folder, "export");
+      writer = std::make_unique<SafetensorsFolderWriter>(settings.folder,
+                                                         export_specs(config, settings.dtype));
+    });
+  }
+  ParameterGatherer gatherer(runtime);
+  std::vector<char> converted;
+  for (const HfTensor& tensor : hf_tensors(config)) {
+    const ParamId id = find_parameter(runtime.params(), tensor.name);
+    const WeightLease lease = runtime.sync().acquire(id.bucket);  // with all that share it
+    if (!takes_part) continue;
+    const DType stored = runtime.params().weight(id).dtype;
+    gatherer.gather(id, [&](const void* data, std::int64_t count) {
+      if (!writes) return;
       attempt([&] {
-        create_folders(settings.folder, "export");
-        writer = std::make_unique<SafetensorsFolderWriter>(settings.folder,
-                                                           export_specs(config, settings.dtype));
+        converted.resize(static_cast<std::size_t>(count) * size_of(settings.dtype));
+        convert_elements(data, stored, converted.data(), settings.dtype, count);
+        writer->write(tensor.name, converted.data(), converted.size());
       });
-    }
-    ParameterGatherer gatherer(runtime);
-    std::vector<char> converted;
-    for (const HfTensor& tensor : hf_tensors(config)) {
-      const ParamId id = find_parameter(runtime.params(), tensor.name);
-      const DType stored = runtime.params().weight(id).dtype;
-      gatherer.gather(id, [&](const void* data, std::int64_t count) {
-        if (!writes) return;
-        attempt([&] {
-          converted.resize(static_cast<std::size_t>(count) * size_of(settings.dtype));
-          convert_elements(data, stored, converted.data(), settings.dtype, count);
-          writer->write(tensor.name, converted.data(), converted.size());
-        });
-      });
-    }
-    if (writes) {
-      attempt([&] {
-        write_hf_config(settings.folder, config, settings.source);
-        if (settings.tokenizer != nullptr) settings.tokenizer->save(settings.folder);
-        writer->commit();
-      });
-    }
+    });
+  }
+  if (writes) {
+    attempt([&] {
+      write_hf_config(settings.folder, config, settings.source);
+      if (settings.tokenizer != nullptr) settings.tokenizer->save(settings.folder);
+      writer->commit();
+    });
   }
   if (!failure.empty()) TESSERA_FAIL(ErrorKind::kTransient, "{}", failure);
   mesh.world().barrier();

@@ -129,9 +129,11 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
 void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
   LayerContext layer = runtime.layer_context();
   runtime.params().begin_step();
-  runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
-    runtime.sync().gradients_ready(bucket, true);
-  });
+  for (const bool is_last : {false, true}) {
+    runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
+      runtime.sync().gradients_ready(bucket, is_last);
+    });
+  }
   runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
   runtime.sync().finish_gradients();
   optimizer_step(runtime, adamw);
@@ -157,13 +159,13 @@ RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, con
     memory = measure(recompute);
     if (available == 0 || memory.total() <= available) return memory;
   }
-  TESSERA_FAIL(
-      ErrorKind::kAnswerNo,
-      "[memory] rank {} needs {:.2f} GiB with memory.recompute {}, {:.2f} GiB are available; lower "
-      "train.micro_batch_size or train.sequence_length, raise parallel.tensor, or use "
-      "parallel.zero with more ranks",
-      rank, static_cast<double>(memory.total()) / (1 << 30), wanted,
-      static_cast<double>(available) / (1 << 30));
+  TESSERA_FAIL(ErrorKind::kAnswerNo,
+               "[memory] rank {} needs {:.2f} GiB with memory.recompute {} and parallel.zero {}, "
+               "{:.2f} GiB are available; "
+               "lower train.micro_batch_size or train.sequence_length, raise parallel.tensor or "
+               "parallel.pipeline, or use parallel.zero 3 with more ranks",
+               rank, static_cast<double>(memory.total()) / (1 << 30), wanted, options.params.zero,
+               static_cast<double>(available) / (1 << 30));
 }
 
 AdamWSettings adamw_settings(const OptimizerOptions& options) {

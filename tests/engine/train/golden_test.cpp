@@ -1,4 +1,5 @@
-// The float64 goldens of stories260K (real pre-trained weights) under every layout of CPU ranks.
+// The float64 goldens of stories260K (real pre-trained weights) under every layout, of CPU ranks and of
+// ranks that share a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,6 +24,7 @@ struct Layout {
   int zero = 0;
   Recompute recompute = Recompute::kNone;
   bool inline_streams = true;
+  DeviceKind device = DeviceKind::kCpu;
 };
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out << layout.name; }
@@ -69,6 +71,8 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
     folder_ = std::make_unique<SafetensorsFolder>(model_path);
     names_ = match_hf_tensors(setup_.config, *folder_);
     const Layout& layout = GetParam();
+    if (layout.device == DeviceKind::kCuda && cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    setup_.device.kind = layout.device;
     setup_.mesh = layout.mesh;
     setup_.sequence_parallel = layout.sequence_parallel;
     setup_.zero = layout.zero;
@@ -89,17 +93,17 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
     return batches;
   }
 
+  // Relative: fp32 against float64. A GPU has sums of its own order and approximate functions.
+  double tolerance() const { return GetParam().device == DeviceKind::kCuda ? 1e-4 : 1e-5; }
+  void expect_close(double got, double wanted, const std::string& what) const {
+    EXPECT_NEAR(got, wanted, tolerance() * std::fabs(wanted)) << what;
+  }
+
   Json reference_;
   ModelSetup setup_;
   std::unique_ptr<SafetensorsFolder> folder_;
   HfNameMap names_;
 };
-
-constexpr double kTolerance = 1e-5;  // relative: fp32 against float64
-
-void expect_close(double got, double wanted, const std::string& what, double tolerance = kTolerance) {
-  EXPECT_NEAR(got, wanted, tolerance * std::fabs(wanted)) << what;
-}
 
 TEST_P(StoriesGolden, AccumulatedDocumentsAreNormalisedByTokens) {
   const Json& wanted = *find_case(reference_, "accumulate_4_docs_token_normalised");
@@ -141,7 +145,7 @@ TEST_P(StoriesGolden, AdamWStepClipsAndDecaysMatricesOnly) {
     }
     // The sum cancels: the error is relative to the sum of magnitudes. Adam's first step is about
     // lr * sign(g), which fp32 noise can flip only where the gradient is all but zero.
-    EXPECT_NEAR(total, sum.get<double>(), kTolerance * magnitude) << name;
+    EXPECT_NEAR(total, sum.get<double>(), tolerance() * magnitude) << name;
   }
 }
 
@@ -156,9 +160,37 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{"tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull},
                       Layout{"dp2", mesh_of(2, 1)}, Layout{"dp2_zero1", mesh_of(2, 1), false, 1},
                       Layout{"dp3_zero1", mesh_of(3, 1), false, 1},
+                      Layout{"dp2_zero2", mesh_of(2, 1), false, 2},
+                      Layout{"dp3_zero2_full_workers", mesh_of(3, 1), false, 2, Recompute::kFull, false},
+                      Layout{"one_rank_zero3", mesh_of(1, 1), false, 3},
+                      Layout{"dp3_zero3_workers", mesh_of(3, 1), false, 3, Recompute::kNone, false},
+                      Layout{"tp2_dp2_zero3_sp_selective", mesh_of(2, 2), true, 3, Recompute::kSelective},
+                      Layout{"tp4_dp2_zero3_full", mesh_of(2, 4), false, 3, Recompute::kFull},
                       Layout{"tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1},
                       Layout{"tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1, Recompute::kSelective},
                       Layout{"tp2_dp2_zero1_full_workers", mesh_of(2, 2), false, 1, Recompute::kFull, false}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+Layout on_gpu(const char* name, MeshShape mesh, bool sequence_parallel = false, int zero = 0,
+              Recompute recompute = Recompute::kNone) {
+  return {name, mesh, sequence_parallel, zero, recompute, true, DeviceKind::kCuda};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OneGpu, StoriesGolden,
+    ::testing::Values(on_gpu("one_rank", mesh_of(1, 1)),
+                      on_gpu("selective", mesh_of(1, 1), false, 0, Recompute::kSelective),
+                      on_gpu("full", mesh_of(1, 1), false, 0, Recompute::kFull),
+                      on_gpu("tp2", mesh_of(1, 2)), on_gpu("tp4", mesh_of(1, 4)),
+                      on_gpu("tp8", mesh_of(1, 8)), on_gpu("tp2_sp", mesh_of(1, 2), true),
+                      on_gpu("tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull),
+                      on_gpu("dp2", mesh_of(2, 1)), on_gpu("dp3_zero1", mesh_of(3, 1), false, 1),
+                      on_gpu("dp2_zero2", mesh_of(2, 1), false, 2),
+                      on_gpu("dp3_zero3", mesh_of(3, 1), false, 3),
+                      on_gpu("tp2_dp2_zero3_sp_full", mesh_of(2, 2), true, 3, Recompute::kFull),
+                      on_gpu("tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1),
+                      on_gpu("tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1,
+                             Recompute::kSelective)),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -118,6 +118,27 @@ void collect(ModelRuntime& runtime, const std::function<Tensor(const ParamStore:
   }
 }
 
+// The bytes of this rank's whole weights, by the piece that they are of.
+std::map<std::string, std::string> whole_weights(ModelRuntime& runtime) {
+  std::map<std::string, std::string> result;
+  ParamStore& params = runtime.params();
+  for (int b = 0; b < params.num_buckets(); ++b) {
+    const WeightLease lease = runtime.sync().acquire(b);
+    const auto& specs = params.bucket(b).params;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const LocalExtent& extent = params.layout(b).pieces[i].extent;
+      const Tensor weight = params.weight({b, static_cast<int>(i)});
+      std::string bytes(weight.bytes(), '\0');
+      runtime.compute().copy_bytes(bytes.data(), weight.data, bytes.size());
+      runtime.compute().synchronize();
+      const std::string piece =
+          fmt::format("{} from [{}, {}]", specs[i].name, extent.row_begin, extent.col_begin);
+      result.emplace(piece, std::move(bytes));
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& batches,
@@ -139,6 +160,7 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   options.params.gradients = setup.gradients;
   options.params.moments = DType::kF32;
   options.params.zero = setup.zero;
+  options.params.bucket_bytes = setup.bucket_bytes;
   options.params.weight_decay = setup.weight_decay;
   options.sequence_parallel = setup.sequence_parallel;
   options.overlap = setup.overlap;
@@ -146,6 +168,7 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
 
   StepResult result;
   std::mutex mutex;
+  std::map<std::string, std::string> copies;
   run_thread_ranks(setup.mesh.size(), setup.device, [&](int rank, std::unique_ptr<Communicator> world) {
     ContextOptions context_options;
     context_options.inline_streams = setup.inline_streams;
@@ -153,7 +176,7 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
     const auto context = make_context(setup.device, context_options);
     const ProcessMesh mesh(std::move(world), setup.mesh);
     const int dp = setup.mesh.data;
-    const auto step = [&](ModelRuntime& runtime, bool is_real) {
+    const auto step = [&](ModelRuntime& runtime, int number) {
       runtime.params().begin_step();
       runtime.compute().set_zero(runtime.totals().data, runtime.totals().bytes());
       double targets = 0;
@@ -162,7 +185,7 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
       for (int i = 0; i < count; ++i) {
         const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
         const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
-        if (is_real) upload(batch, runtime);
+        upload(batch, runtime);
         targets += static_cast<double>(batch.target_tokens());
         runtime.model().forward_backward(
             runtime.batch(), runtime.loss_sum(), layer,
@@ -172,19 +195,24 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
       runtime.compute().synchronize();
       mesh.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
       runtime.sync().finish_gradients();
-      if (is_real) {
-        runtime.compute().synchronize();
+      runtime.compute().synchronize();
+      if (number == 1) {
         const std::lock_guard lock(mutex);
         collect(runtime, [](const ParamStore::Shard& s) { return s.gradient; }, result.gradients);
       }
       StepControl control;
-      control.step = 1;
+      control.step = number;
       control.learning_rate = static_cast<float>(learning_rate);
       control.max_grad_norm = static_cast<float>(max_grad_norm);
       runtime.compute().copy_bytes(runtime.control().data, &control, StepControl::kHostBytes);
       runtime.compute().synchronize();
       if (runtime.options().params.compute != DType::kF64) optimizer_step(runtime, AdamWSettings{});
       runtime.compute().synchronize();
+      if (rank != 0) return;
+      double totals[2];
+      runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
+      runtime.compute().synchronize();
+      result.losses.push_back(totals[0] / totals[1]);
     };
     RuntimeMemory memory;
     {
@@ -195,15 +223,24 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
       ModelRuntime dry(*meta, meta_mesh, setup.config, options, {});
       LayerContext layer = dry.layer_context();
       dry.params().begin_step();
-      dry.model().forward_backward(dry.batch(), dry.loss_sum(), layer,
-                                   [&](int bucket) { dry.sync().gradients_ready(bucket, true); });
+      for (const bool is_last : {false, true}) {
+        dry.model().forward_backward(dry.batch(), dry.loss_sum(), layer, [&](int bucket) {
+          dry.sync().gradients_ready(bucket, is_last);
+        });
+      }
+      dry.sync().finish_gradients();
       if (setup.compute != DType::kF64) optimizer_step(dry, AdamWSettings{});
       memory = dry.memory();
     }
     ModelRuntime runtime(*context, mesh, setup.config, options, memory);
     load(runtime);
-    step(runtime, true);
+    for (int number = 1; number <= setup.steps; ++number) step(runtime, number);
+    const auto own = whole_weights(runtime);  // not by turns: a gather needs all ranks
     const std::lock_guard lock(mutex);
+    for (const auto& [piece, bytes] : own) {
+      const auto [at, is_new] = copies.try_emplace(piece, bytes);
+      if (!is_new && at->second != bytes && result.disagreement.empty()) result.disagreement = piece;
+    }
     collect(runtime, [](const ParamStore::Shard& s) { return s.exact(); }, result.weights);
     if (rank == 0) {
       double totals[2];

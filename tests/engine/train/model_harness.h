@@ -37,6 +37,8 @@ struct ModelSetup {
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
   int zero = 0;
+  std::int64_t bucket_bytes = 0;
+  int steps = 1;  // updates over the same batches
   DType compute = DType::kF32;
   DType gradients = DType::kF32;
   bool inline_streams = true;
@@ -55,6 +57,8 @@ struct StepResult {
   double grad_norm = 0;            // as StepControl reports it
   GlobalTensors gradients;         // unnormalised sums
   GlobalTensors weights;           // exact values after the update
+  std::vector<double> losses;      // mean of each step, as rank 0 has it
+  std::string disagreement;        // the first parameter whose copies on two ranks differ; empty if none
   std::vector<float> nll;          // of the last micro-batch of rank 0
 };
 

@@ -124,7 +124,6 @@ TEST(RunConfig, UnavailableFeaturesAreRefusedByName) {
       {"model.quantization=nf4", "model.quantization is nf4, which is not available"},
       {"precision.fp8=delayed", "is delayed, which is not available in this version; write current"},
       {"parallel.context=2", "context parallelism is not available"},
-      {"parallel.zero=3", "parallel.zero is 3; sharded gradients and weights are not available"},
       {"faults.spike=skip", "faults.spike is skip, which is not available"},
       {"faults.nan=rollback", "faults.nan is rollback, which is not available"},
       {"dpo.beta=0.1", "dpo is not available in this version"},

@@ -10,6 +10,7 @@
 #include "engine/core/log.h"
 #include "engine/train/trainer.h"
 #include "parallel/launch.h"
+#include "parallel/one_gpu_communicator.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::test {
@@ -36,21 +37,28 @@ class TrainerRun : public ::testing::Test {
   int train(const std::string& run, int ranks, int max_steps, const std::vector<std::string>& overrides = {},
             const TrainSettings& settings = {}) {
     const std::string text = fmt::format(
-        "run: {{dir: {0}/{1}, device: cpu}}\n"
+        "run: {{dir: {0}/{1}, device: {3}}}\n"
         "model: {{path: {0}/model.json, init: random}}\n"
         "train: {{sequence_length: 16, micro_batch_size: 1, global_batch_size: 4, max_steps: {2}}}\n"
         "optimizer: {{learning_rate: 1e-3}}\n"
         "schedule: {{name: constant, warmup_steps: 1}}\n"
         "data: {{train: [{0}/text.txt], tokenizer: bytes, cache_dir: {0}/cache}}\n"
         "checkpoint: {{every_steps: 3}}\n",
-        folder_.path().string(), run, max_steps);
+        folder_.path().string(), run, max_steps, device_.kind == DeviceKind::kCuda ? "cuda" : "cpu");
     const RunConfig config = parse_run_config(text, "run.yaml", overrides);
     RunRanksOptions launch;
     launch.world_size = ranks;
     launch.handles_signals = false;
+    if (device_.kind == DeviceKind::kCuda) {
+      auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>(
+          make_one_gpu_communicators(ranks));
+      launch.make_world = [groups](const WorldSeed& seed) {
+        return std::move((*groups)[static_cast<std::size_t>(seed.rank)]);
+      };
+    }
     launch.on_failure = [&](const FailureReport& failure) { failure_ = failure.text; };
     return run_ranks(launch, [&](RankContext& rank) {
-      const auto context = make_context(Device{});
+      const auto context = make_context(device_);
       RunConfig resolved = config;
       resolve(resolved, rank.world_size, false);
       Trainer trainer(std::move(resolved), settings, std::move(rank.world), *context, rank.control);
@@ -75,6 +83,7 @@ class TrainerRun : public ::testing::Test {
 
   TempFolder folder_;
   std::string failure_;
+  Device device_;
 };
 
 TEST_F(TrainerRun, ResumeAtAnyStepIsBitIdentical) {
@@ -87,6 +96,26 @@ TEST_F(TrainerRun, ResumeAtAnyStepIsBitIdentical) {
     ASSERT_EQ(train(run, 2, 9, {"parallel.tensor=2"}), 0) << failure_;
     EXPECT_EQ(losses(run), losses("whole")) << first;
     EXPECT_EQ(final_weights(run), final_weights("whole")) << first;
+  }
+}
+
+TEST_F(TrainerRun, OnAGpuRepeatsAndResumesAreBitIdentical) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  device_.kind = DeviceKind::kCuda;
+  for (const int ranks : {1, 2}) {
+    const std::string tensor = fmt::format("parallel.tensor={}", ranks);
+    const std::string whole = fmt::format("whole{}", ranks);
+    ASSERT_EQ(train(whole, ranks, 9, {tensor}), 0) << failure_;
+    ASSERT_EQ(train(whole + "again", ranks, 9, {tensor}), 0) << failure_;
+    EXPECT_EQ(losses(whole + "again"), losses(whole));
+    EXPECT_EQ(final_weights(whole + "again"), final_weights(whole));
+    ASSERT_EQ(train(whole + "parts", ranks, 4, {tensor}), 0) << failure_;
+    ASSERT_EQ(train(whole + "parts", ranks, 9, {tensor}), 0) << failure_;
+    EXPECT_EQ(losses(whole + "parts"), losses(whole));
+    EXPECT_EQ(final_weights(whole + "parts"), final_weights(whole));
+  }
+  for (const auto& [step, loss] : losses("whole1")) {
+    EXPECT_NEAR(losses("whole2").at(step), loss, 2e-2 * loss) << step;  // bf16
   }
 }
 
@@ -125,6 +154,57 @@ TEST_F(TrainerRun, OtherLayoutsContinueWithTheSameLoss) {
   ASSERT_EQ(train("parts", 2, 6), 0) << failure_;
   ASSERT_EQ(train("parts", 1, 8), 0) << failure_;
   for (const auto& [step, loss] : losses("whole")) EXPECT_NEAR(losses("parts").at(step), loss, 1e-5 * loss) << step;
+}
+
+TEST_F(TrainerRun, ZeroStagesResumeToTheBitAndContinueEachOther) {
+  const auto zero = [](int stage) { return fmt::format("parallel.zero={}", stage); };
+  ASSERT_EQ(train("one", 1, 8), 0) << failure_;
+  for (const int stage : {2, 3}) {
+    const std::string whole = fmt::format("whole{}", stage);
+    ASSERT_EQ(train(whole, 4, 8, {zero(stage), "parallel.tensor=2"}), 0) << failure_;
+    ASSERT_EQ(train(whole + "parts", 4, 5, {zero(stage), "parallel.tensor=2"}), 0) << failure_;
+    ASSERT_EQ(train(whole + "parts", 4, 8, {zero(stage), "parallel.tensor=2"}), 0) << failure_;
+    EXPECT_EQ(losses(whole + "parts"), losses(whole));
+    EXPECT_EQ(final_weights(whole + "parts"), final_weights(whole));
+    for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses(whole).at(step), loss, 1e-5 * loss) << step;
+  }
+  // Four ranks, two, with tensor parallelism, one: each goes on where the other stage stopped (B38).
+  ASSERT_EQ(train("mixed", 4, 2, {zero(3)}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 2, 4, {zero(2)}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 4, 6, {zero(3), "parallel.tensor=2"}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 2, 7, {zero(0)}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 1, 8, {zero(3)}), 0) << failure_;
+  for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses("mixed").at(step), loss, 1e-5 * loss) << step;
+}
+
+TEST_F(TrainerRun, ZeroThreeEvaluatesAndExportsAsOneRank) {
+  const std::vector<std::string> eval = {fmt::format("data.eval=[{}/text.txt]", folder_.path().string()),
+                                         "eval.every_steps=2", "eval.at_start=true",
+                                         "checkpoint.export.every_steps=2", "precision.compute=bf16"};
+  const auto evaluations = [&](const std::string& run) {
+    std::map<int, double> result;
+    std::ifstream file(folder_.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.at("kind") == "eval") result[row.at("step")] = row.at("loss");
+    }
+    return result;
+  };
+  ASSERT_EQ(train("one", 1, 2, eval), 0) << failure_;
+  std::vector<std::string> sharded = eval;
+  sharded.push_back("parallel.zero=3");
+  ASSERT_EQ(train("three", 3, 2, [&] {
+              auto overrides = sharded;
+              overrides.push_back("train.global_batch_size=6");
+              return overrides;
+            }()), 0) << failure_;
+  ASSERT_EQ(train("two", 2, 2, sharded), 0) << failure_;
+  ASSERT_EQ(evaluations("one").size(), 2u);
+  // The same weights: bf16 sums of other orders alone.
+  EXPECT_NEAR(evaluations("two").at(0), evaluations("one").at(0), 1e-3);
+  EXPECT_NEAR(evaluations("three").at(0), evaluations("one").at(0), 1e-3);
+  EXPECT_NEAR(evaluations("two").at(2), evaluations("one").at(2), 1e-2);
+  EXPECT_EQ(final_weights("two").size(), final_weights("one").size());
 }
 
 TEST_F(TrainerRun, AChangedKeyIsRefusedUnlessAllowed) {
