@@ -18,13 +18,14 @@ std::int64_t whole_rows(const Tensor& piece, const LayerContext& context) {
 // The copies that an operand has only while a product reads them lie in scratch; a plain operand
 // gets none.
 
-// A row copy beside the copies that the operand has.
+// A row copy beside the column copy that the operand has, if that is to be written.
 class ScratchRow {
  public:
   ScratchRow(const GemmOperand& source, DType format, LayerContext& context)
       : operand_(source),
         row_(context.stream, format, source.is_quantized() ? source.plain.shape : Shape{0}) {
     if (source.is_quantized()) operand_.row = *row_;
+    if (!context.keeps_inputs) operand_.column = Tensor{};
   }
   const GemmOperand& operand() const { return operand_; }
 

@@ -107,7 +107,9 @@ struct Problem {
       : m(args.c.rows()),
         n(args.c.cols()),
         k(args.transpose_a ? args.a.rows() : args.a.cols()),
-        has_bias(args.bias.defined() && args.bias.dtype == args.c.dtype),
+        // Beside FP8 operands the library adds bf16 biases only.
+        has_bias(args.bias.defined() && args.bias.dtype == args.c.dtype &&
+                 !(is_fp8(args.a.dtype) && args.c.dtype == DType::kF32)),
         is_double(args.a.dtype == DType::kF64),
         has_scales(is_fp8(args.a.dtype)),
         key{m,
@@ -377,7 +379,7 @@ void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
 
 bool GemmLibrary::multiply_planned(const Gemm& args, CudaStream& stream, void* workspace) {
   const Problem problem(args);
-  // The library adds a bias of the output's type only.
+  // The library cannot add this one: wrong type.
   if (args.bias.defined() && !problem.has_bias) return false;
   const cudaStream_t s = cuda::native(stream);
   const std::lock_guard lock(mutex_);
