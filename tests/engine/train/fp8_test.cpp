@@ -168,7 +168,10 @@ TEST_P(Fp8Model, EveryLayoutStaysWithinNoiseOfOneRank) {
            {1, 4, true, 0, Recompute::kFull},
            {2, 1, false, 0, Recompute::kNone},
            {2, 1, false, 1, Recompute::kSelective},
-           {2, 2, true, 1, Recompute::kFull}}) {
+           {2, 2, true, 1, Recompute::kFull},
+           {2, 1, false, 2, Recompute::kNone},
+           {3, 1, false, 3, Recompute::kFull},
+           {2, 2, true, 3, Recompute::kSelective}}) {
     setup.mesh.data = dp;
     setup.mesh.tensor = tp;
     setup.sequence_parallel = sp;
