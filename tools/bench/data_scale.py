@@ -139,7 +139,8 @@ def main():
     shards = len(committed(at("whole")))
     print(f"prepared whole: {whole.seconds:.1f} s, {os.path.getsize(rows) / 1e6 / whole.seconds:.1f} MB/s, "
           f"{shards} shards; peak {whole.anonymous} MiB of own memory ({whole.peak} MiB with mapped files)")
-    print("  " + "\n  ".join(line for line in whole.output.splitlines() if "rows" in line), flush=True)
+    print("  " + "\n  ".join(line for line in whole.output.splitlines()
+                               if line.startswith(rows)), flush=True)
 
     # kill -9 when about half of the shards are done, and again during packing.
     child = Child(tessera("tokenize", "killed"))
