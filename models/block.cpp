@@ -98,7 +98,6 @@ BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const B
   };
   const Shape stream{g.local_tokens, hidden};
   BlockSaved saved;
-  saved.input = take("input", g.compute, stream);
   saved.rstd1 = take("rstd1", g.statistics(), Shape{g.local_tokens});
   saved.normed1 =
       input("normed1", qkv_, stream, shared(qkv_, &BlockSaved::normed1), &BlockSaved::normed1);
@@ -207,6 +206,7 @@ void Block::backward(const Tensor& d, const Tensor& input_amax, const BlockSaved
                      LayerContext& context) const {
   LayerContext again = context;
   again.reuses_scales = true;
+  again.keeps_inputs = true;
   if (recompute == Recompute::kFull) {
     project_qkv(Residual{saved.input, Tensor{}}, saved, tokens, again);
     attention_forward(attention_args(saved, tokens), context.stream);

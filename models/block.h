@@ -77,9 +77,9 @@ class Block {
   Block(const ModelConfig& config, int layer, int tensor_size, bool sequence_parallel,
         ParamRegistry& registry, QuantRegistry& quant, int bucket);
 
-  // `first`: what was planned for the first block, if this is another; what need not be kept per
-  // block lies in its tensors. That is what a selective recompute repeats, and the plain values of
-  // quantised inputs.
+  // All but `input`, which the caller provides. `first`: what was planned for the first block, if
+  // this is another; what need not be kept per block lies in its tensors. That is what a selective
+  // recompute repeats, and the plain values of quantised inputs.
   BlockSaved plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
                         const std::string& name, Recompute recompute, bool trains,
                         const QuantState& quant, Arena& arena, const BlockSaved* first) const;

@@ -35,7 +35,7 @@ LmHead::Saved LmHead::plan_saved(const ModelConfig& config, const BatchGeometry&
   };
   const Shape stream{g.local_tokens, config.hidden_size};
   return Saved{take("sum", g.compute, stream), take("rstd", g.statistics(), Shape{g.local_tokens}),
-               take("normed", g.compute, stream), take("d", g.compute, stream), Tensor{}};
+               take("normed", g.compute, stream), Tensor{}, Tensor{}};
 }
 
 void LmHead::loss(const Residual& residual, const Tensor& targets, const Tensor& loss_sum,

@@ -12,9 +12,15 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
       options_(options),
       compute_(context.make_stream("compute")),
       communication_(options.overlap ? context.make_stream("communication") : nullptr),
+      transfer_(options.overlap && mesh.shape().pipeline > 1 ? context.make_stream("pipeline")
+                                                             : nullptr),
       compute_scratch_(std::make_unique<ScratchStack>(*compute_, memory.compute_scratch)),
       arena_(context, memory.arena),
-      model_(config, mesh.tensor().size(), options.sequence_parallel, options.recipe) {
+      model_(config, mesh.tensor().size(), options.sequence_parallel, options.recipe,
+             stage_pieces(config, mesh.shape().pipeline, options.pipeline.chunks,
+                          mesh.coordinate().pipeline, options.geometry.max_length)) {
+  const PipelineShape shape = pipeline_shape(mesh.shape(), options.pipeline);
+  const PipelineBuffers buffers = PipelineRunner::buffers(shape, mesh.coordinate().pipeline);
   if (communication_) {
     communication_scratch_ =
         std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
@@ -23,8 +29,11 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
   sync_ = std::make_unique<ParamSync>(*params_, *compute_,
                                       communication_ ? *communication_ : *compute_);
   quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_);
-  model_.plan(options.geometry, options.recompute, options.params.trains, *quant_, arena_);
-  batch_ = plan_batch(options.geometry, arena_);
+  model_.plan(options.geometry, options.recompute, options.params.trains, buffers, *quant_, arena_);
+  const int batches = options.params.trains ? buffers.batches : 1;
+  for (int i = 0; i < batches; ++i) batches_.push_back(plan_batch(options.geometry, arena_));
+  runner_ = std::make_unique<PipelineRunner>(model_, mesh.pipeline(), *compute_,
+                                             transfer_ ? *transfer_ : *compute_, shape);
   const auto scalar = [&](const char* name, DType dtype, std::int64_t count) {
     return arena_.allocate(name, dtype, Shape{count}, MemoryClass::kInput);
   };
@@ -47,6 +56,28 @@ LayerContext ModelRuntime::layer_context() {
                       *compute_,
                       options_.sequence_parallel,
                       options_.deterministic};
+}
+
+void ModelRuntime::run_micro_batches(int count, const PipelineRunner::Load& load) {
+  LayerContext context = layer_context();
+  runner_->run(count, batches_, load, loss_sum(), context);
+}
+
+void ModelRuntime::evaluate(bool wants_nll) {
+  LayerContext context = layer_context();
+  runner_->evaluate(batch(), loss_sum(), wants_nll ? nll_ : Tensor{}, context);
+}
+
+void ModelRuntime::sum_totals() {
+  mesh_->data_context().all_reduce(totals_, ReduceOp::kSum, *compute_);
+  // Every stage knows the denominator; the loss, the last one alone.
+  if (mesh_->pipeline().size() > 1) {
+    mesh_->pipeline().all_reduce(loss_sum(), ReduceOp::kSum, *compute_);
+  }
+}
+
+PipelineShape pipeline_shape(const MeshShape& mesh, const PipelineOptions& options) {
+  return PipelineShape{mesh.pipeline, options.chunks, options.micro_batches, options.kind};
 }
 
 RuntimeMemory ModelRuntime::memory() const {

@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "engine/memory/arena.h"
 #include "engine/memory/scratch.h"
+#include "models/pipeline_runner.h"
 #include "models/transformer.h"
 #include "parallel/mesh.h"
 #include "parallel/param_store.h"
@@ -14,14 +16,22 @@
 
 namespace tessera {
 
+// How a step's micro-batches go through the pipeline stages of the mesh.
+struct PipelineOptions {
+  PipelineKind kind = PipelineKind::k1F1B;
+  int chunks = 1;         // per rank
+  int micro_batches = 1;  // most in a step
+};
+
 struct RuntimeOptions {
   BatchGeometry geometry;
+  PipelineOptions pipeline;
   Recompute recompute = Recompute::kNone;
   ParamStoreOptions params;
   QuantRecipe recipe;
   bool sequence_parallel = false;
   bool deterministic = true;
-  bool overlap = true;  // a stream of its own for data-parallel communication
+  bool overlap = true;  // streams of their own for data-parallel and pipeline communication
 };
 
 // What a rank allocates: everything planned, and the high-water mark of each stream's temporaries.
@@ -46,7 +56,8 @@ class ModelRuntime {
   BackendContext& context() { return *context_; }
   const ProcessMesh& mesh() const { return *mesh_; }
   const RuntimeOptions& options() const { return options_; }
-  const DeviceBatch& batch() const { return batch_; }
+  // For evaluate(), decode and models in one piece; run_micro_batches has more of them.
+  const DeviceBatch& batch() const { return batches_.front(); }
   // Scalars of a step on the device.
   const Tensor& totals() const { return totals_; }  // [2] fp64: summed loss, denominator
   const Tensor& sum_of_squares() const { return sum_of_squares_; }  // [1] fp64
@@ -55,6 +66,15 @@ class ModelRuntime {
   Tensor loss_sum() const { return totals_.flat_slice(0, 1); }
 
   LayerContext layer_context();
+
+  // Forward and backward of `count` micro-batches of a step: `load` enqueues the copy of each to
+  // its target on compute(). The loss is added to totals() on the last pipeline stage.
+  void run_micro_batches(int count, const PipelineRunner::Load& load);
+  // Forward of batch(): the loss, and with `wants_nll` that of each token, on the last stage.
+  void evaluate(bool wants_nll);
+  // Sums totals() over the data-parallel ranks, so that all ranks of all stages have the same.
+  void sum_totals();
+
   // What has been planned so far, with the scratch in use up to now.
   RuntimeMemory memory() const;
 
@@ -64,6 +84,7 @@ class ModelRuntime {
   RuntimeOptions options_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
+  std::unique_ptr<Stream> transfer_;  // of pipeline messages; null where computation's is used
   std::unique_ptr<ScratchStack> compute_scratch_;
   std::unique_ptr<ScratchStack> communication_scratch_;
   Arena arena_;
@@ -71,12 +92,16 @@ class ModelRuntime {
   std::unique_ptr<ParamStore> params_;
   std::unique_ptr<ParamSync> sync_;
   std::unique_ptr<QuantState> quant_;
-  DeviceBatch batch_;
+  std::vector<DeviceBatch> batches_;
+  std::unique_ptr<PipelineRunner> runner_;
   Tensor totals_;
   Tensor sum_of_squares_;
   Tensor control_;
   Tensor nll_;
 };
+
+// The shape of a mesh's pipeline.
+PipelineShape pipeline_shape(const MeshShape& mesh, const PipelineOptions& options);
 
 // Memory of rank `rank` of a mesh: builds the runtime on the meta device, for a device with these
 // capabilities, and passes it to `dry_run`, which makes every call that the real run will make.

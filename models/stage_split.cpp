@@ -64,4 +64,17 @@ std::vector<StagePiece> stage_pieces(const ModelConfig& config, int stages, int 
   return result;
 }
 
+std::vector<int> stages_of_layers(const ModelConfig& config, int stages, int chunks,
+                                  std::int64_t sequence_length) {
+  std::vector<int> result(static_cast<std::size_t>(config.num_hidden_layers));
+  int number = 0;
+  for (const StagePiece& piece : split_model(config, stages * chunks, sequence_length)) {
+    for (int i = 0; i < piece.num_layers; ++i) {
+      result[static_cast<std::size_t>(piece.first_layer + i)] = number % stages;
+    }
+    ++number;
+  }
+  return result;
+}
+
 }  // namespace tessera

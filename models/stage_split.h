@@ -35,4 +35,8 @@ std::vector<StagePiece> split_model(const ModelConfig& config, int pieces,
 std::vector<StagePiece> stage_pieces(const ModelConfig& config, int stages, int chunks, int rank,
                                      std::int64_t sequence_length);
 
+// The rank of the pipeline that holds each block.
+std::vector<int> stages_of_layers(const ModelConfig& config, int stages, int chunks,
+                                  std::int64_t sequence_length);
+
 }  // namespace tessera

@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "engine/core/error.h"
+#include "kernels/ops.h"
+#include "models/hf/names.h"
 #include "models/rope.h"
 
 namespace tessera {
@@ -18,20 +20,43 @@ DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
 }
 
 Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel,
-                         const QuantRecipe& recipe)
-    : config_(config), tensor_size_(tensor_size), quant_registry_(recipe, tensor_size) {
+                         const QuantRecipe& recipe, std::vector<StagePiece> pieces)
+    : config_(config),
+      tensor_size_(tensor_size),
+      quant_registry_(recipe, tensor_size),
+      pieces_(pieces.empty() ? whole_model(config) : std::move(pieces)) {
+  const bool has_embedding = pieces_.front().has_embedding;
+  const bool has_head = pieces_.back().has_head;
   const bool is_tied = config.tie_word_embeddings;
+  const bool is_on_both_ends = is_tied && has_embedding != has_head;
   const BucketPool edge = is_tied ? BucketPool::kOwn : BucketPool::kEdges;
-  const int embedding_bucket = registry_.add_bucket("embedding", edge);
-  embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket);
-  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const int bucket = registry_.add_bucket(fmt::format("block {}", layer), BucketPool::kBlocks);
-    blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_, quant_registry_,
-                         bucket);
+  ParamId tied;
+  if (has_embedding) {
+    embedding_bucket_ = registry_.add_bucket("embedding", edge, is_on_both_ends);
+    embedding_ = VocabParallelEmbedding(config, registry_, embedding_bucket_);
+    tied = embedding_.weight();
+    tied_bucket_ = embedding_bucket_;
   }
-  const int head_bucket = registry_.add_bucket("head", edge);
-  head_ = std::make_unique<LmHead>(
-      config, sequence_parallel, is_tied ? embedding_.weight() : ParamId{}, registry_, head_bucket);
+  for (const StagePiece& piece : pieces_) {
+    first_block_.push_back(static_cast<int>(blocks_.size()));
+    for (int layer = piece.first_layer; layer < piece.first_layer + piece.num_layers; ++layer) {
+      const int bucket = registry_.add_bucket(fmt::format("block {}", layer), BucketPool::kBlocks);
+      if (first_block_bucket_ < 0) first_block_bucket_ = bucket;
+      blocks_.emplace_back(config, layer, tensor_size, sequence_parallel, registry_,
+                           quant_registry_, bucket);
+    }
+  }
+  if (has_head) {
+    if (is_tied && !has_embedding) {
+      tied_bucket_ = registry_.add_bucket("embedding of the head", BucketPool::kOwn, true);
+      ParamSpec copy = vocab_matrix_spec(config, std::string(kEmbeddingName));
+      copy.is_copy = true;
+      tied = registry_.add(tied_bucket_, std::move(copy));
+    }
+    head_bucket_ = registry_.add_bucket("head", edge);
+    head_ = std::make_unique<LmHead>(config, sequence_parallel, is_tied ? tied : ParamId{},
+                                     registry_, head_bucket_);
+  }
   quant_registry_.add_plain("lm_head", (config.vocab_size + tensor_size - 1) / tensor_size,
                             config.hidden_size);
   quant_registry_.add_plain("model.embed_tokens", 0, config.hidden_size);
@@ -39,35 +64,59 @@ Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequen
 }
 
 void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool trains,
-                       const QuantState& quant, Arena& arena) {
+                       const PipelineBuffers& buffers, const QuantState& quant, Arena& arena) {
   geometry_ = geometry;
   recompute_ = recompute;
   const std::int64_t half = rotary_dim(config_.rope, config_.head_dim) / 2;
   const DType table = geometry.statistics();
   cos_ = arena.allocate("rope cos", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
   sin_ = arena.allocate("rope sin", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
-  saved_.clear();
-  // What is recomputed needs room once; what is kept, once per block.
-  const auto plan_block = [&](std::size_t layer, const BlockSaved* first) {
-    return blocks_[layer].plan_saved(config_, tensor_size_, geometry,
-                                     fmt::format("block {}", layer), recompute, trains, quant,
-                                     arena, first);
+  const auto take = [&](const std::string& name, MemoryClass memory_class) {
+    return arena.allocate(name, geometry.compute, Shape{geometry.local_tokens, config_.hidden_size},
+                          memory_class);
   };
-  const BlockSaved first = plan_block(0, nullptr);
-  saved_.push_back(first);
-  for (std::size_t layer = 1; layer < blocks_.size(); ++layer) {
-    if (trains && recompute != Recompute::kFull) {
-      saved_.push_back(plan_block(layer, &first));
-      continue;
+  saved_.clear();
+  // What is recomputed needs room once; what is kept, once per block and micro-batch in flight.
+  const BlockSaved* first = nullptr;
+  BlockSaved shared;
+  for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+    const int sets = trains ? buffers.activations.at(static_cast<std::size_t>(chunk)) : 1;
+    auto& chunk_saved = saved_.emplace_back();
+    for (int set = 0; set < sets; ++set) {
+      auto& set_saved = chunk_saved.emplace_back();
+      for (int i = 0; i < piece(chunk).num_layers; ++i) {
+        const Block& block = blocks_[static_cast<std::size_t>(local_block(chunk, i))];
+        const std::string name = fmt::format("block {} set {}", piece(chunk).first_layer + i, set);
+        const bool is_kept = trains && recompute != Recompute::kFull;
+        BlockSaved saved = first == nullptr || is_kept
+                               ? block.plan_saved(config_, tensor_size_, geometry, name, recompute,
+                                                  trains, quant, arena, first)
+                               : block.share_saved(shared, quant);
+        const bool is_received = i == 0 && !piece(chunk).has_embedding;
+        if (!trains) {
+          if (first == nullptr) saved.input = take("block input", MemoryClass::kActivations);
+        } else if (!is_received) {
+          saved.input = take(name + " input", MemoryClass::kActivations);
+        }
+        if (first == nullptr) {
+          shared = saved;
+          first = &shared;
+        }
+        set_saved.push_back(saved);
+      }
     }
-    BlockSaved saved = blocks_[layer].share_saved(first, quant);
-    if (trains) {
-      saved.input = arena.allocate(fmt::format("block {} input", layer), geometry.compute,
-                                   first.input.shape, MemoryClass::kActivations);
-    }
-    saved_.push_back(saved);
   }
   work_ = Block::plan_work(config_, tensor_size_, geometry, arena);
+  const auto take_buffers = [&](std::vector<Tensor>& to, const char* name, int count,
+                                MemoryClass memory_class) {
+    to.clear();
+    for (int i = 0; i < count; ++i) to.push_back(take(fmt::format("{} {}", name, i), memory_class));
+  };
+  take_buffers(inputs_, "stage input", buffers.inputs, MemoryClass::kCommunication);
+  take_buffers(outputs_, "stage output", buffers.outputs, MemoryClass::kCommunication);
+  take_buffers(gradients_, "residual gradient", trains ? buffers.gradients : 0,
+               MemoryClass::kActivations);
+  if (head_ == nullptr) return;
   head_saved_ = LmHead::plan_saved(config_, geometry, arena);
   head_saved_.d_amax = blocks_.back().output_gradient_amax(quant);
 }
@@ -106,69 +155,123 @@ TokenContext Transformer::token_context(const DeviceBatch& batch) const {
 }
 
 void Transformer::embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const {
-  const WeightLease lease = context.sync.acquire(embedding_bucket());
+  const WeightLease lease = context.sync.acquire(embedding_bucket_);
   context.sync.prefetch(block_bucket(0));
   embedding_.forward(batch.tokens, out, context);
 }
 
 Transformer::HeadLeases Transformer::acquire_head(LayerContext& context) const {
   HeadLeases leases;
-  leases.head = context.sync.acquire(head_bucket());
-  if (config_.tie_word_embeddings) leases.tied = context.sync.acquire(embedding_bucket());
+  leases.head = context.sync.acquire(head_bucket_);
+  if (config_.tie_word_embeddings) leases.tied = context.sync.acquire(tied_bucket_);
   return leases;
 }
 
-Residual Transformer::run_blocks(const DeviceBatch& batch, bool keeps_inputs,
-                                 const LayerContext& context) const {
+int Transformer::bucket_behind(int chunk, int i) const {
+  if (i + 1 < piece(chunk).num_layers) return block_bucket(local_block(chunk, i + 1));
+  return piece(chunk).has_head ? head_bucket_ : -1;
+}
+
+BlockSaved Transformer::saved(int chunk, int set, int i, const Tensor& input) const {
+  BlockSaved result = saved_.at(static_cast<std::size_t>(chunk))
+                          .at(static_cast<std::size_t>(set))
+                          .at(static_cast<std::size_t>(i));
+  if (i == 0 && !piece(chunk).has_embedding) result.input = input;
+  return result;
+}
+
+Residual Transformer::run_blocks(int chunk, int set, const DeviceBatch& batch, const Tensor& input,
+                                 bool keeps_inputs, const LayerContext& context) const {
   LayerContext pass = context;
   pass.keeps_inputs = keeps_inputs;
   const TokenContext tokens = token_context(batch);
   pass.quant.begin_pass(pass.stream);
-  embed(batch, saved_[0].input, pass);
-  Residual residual{saved_[0].input, Tensor{}};
-  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const int bucket = block_bucket(static_cast<int>(layer));
-    const WeightLease lease = pass.sync.acquire(bucket);
-    pass.sync.prefetch(bucket + 1);
-    blocks_[layer].forward(residual, saved_[layer], work_, tokens, pass);
+  Residual residual{saved(chunk, set, 0, input).input, Tensor{}};
+  if (piece(chunk).has_embedding) embed(batch, residual.x, pass);
+  for (int i = 0; i < piece(chunk).num_layers; ++i) {
+    const int local = local_block(chunk, i);
+    const WeightLease lease = pass.sync.acquire(block_bucket(local));
+    pass.sync.prefetch(bucket_behind(chunk, i));
+    blocks_[static_cast<std::size_t>(local)].forward(residual, saved(chunk, set, i, input), work_,
+                                                     tokens, pass);
   }
   return residual;
 }
 
-void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
-                           LayerContext& context) const {
-  const Residual residual = run_blocks(batch, false, context);
+void Transformer::forward(const PipelineAction& action, const DeviceBatch& batch,
+                          const Tensor& loss_sum, LayerContext& context,
+                          const BucketDone& bucket_done) const {
+  const StagePiece& own = piece(action.chunk);
+  const Tensor input = own.has_embedding ? Tensor{} : input_buffer(action.input);
+  // A recompute makes what is kept again.
+  const Residual residual = run_blocks(action.chunk, action.activations, batch, input,
+                                       recompute_ == Recompute::kNone, context);
+  if (!own.has_head) {
+    add(Add{residual.x, residual.delta, output_buffer(action.output)}, context.stream);
+    return;
+  }
+  {
+    const HeadLeases leases = acquire_head(context);
+    context.sync.open_gradients(head_bucket_);
+    if (config_.tie_word_embeddings) context.sync.open_gradients(tied_bucket_);
+    LmHead::Saved saved = head_saved_;
+    saved.d = gradient_buffer(action.gradient);
+    head_->loss_and_backward(residual, batch.targets, loss_sum, saved, context);
+  }
+  bucket_done(head_bucket_);
+  // Where the embedding is here too, its backward comes last.
+  if (config_.tie_word_embeddings && embedding_bucket_ < 0) bucket_done(tied_bucket_);
+}
+
+void Transformer::backward(const PipelineAction& action, const DeviceBatch& batch,
+                           LayerContext& context, const BucketDone& bucket_done) const {
+  const StagePiece& own = piece(action.chunk);
+  const Tensor input = own.has_embedding ? Tensor{} : input_buffer(action.input);
+  const TokenContext tokens = token_context(batch);
+  const Tensor& d = gradient_buffer(action.gradient);
+  for (int i = own.num_layers; i-- > 0;) {
+    const int local = local_block(action.chunk, i);
+    const int bucket = block_bucket(local);
+    const WeightLease lease = context.sync.acquire(bucket);
+    if (i > 0) context.sync.prefetch(bucket - 1);
+    context.sync.open_gradients(bucket);
+    const auto index = static_cast<std::size_t>(local);
+    const Tensor input_amax =
+        i > 0 ? blocks_[index - 1].output_gradient_amax(context.quant) : Tensor{};
+    blocks_[index].backward(d, input_amax, saved(action.chunk, action.activations, i, input), work_,
+                            recompute_, tokens, context);
+    bucket_done(bucket);
+  }
+  if (!own.has_embedding) return;
+  context.sync.open_gradients(embedding_bucket_);
+  embedding_.backward(batch.tokens, batch.order, d, context);
+  bucket_done(embedding_bucket_);
+}
+
+void Transformer::evaluate_chunk(int chunk, const DeviceBatch& batch, const Tensor& loss_sum,
+                                 const Tensor& nll, LayerContext& context) const {
+  const StagePiece& own = piece(chunk);
+  const Tensor input = own.has_embedding ? Tensor{} : input_buffer(0);
+  const Residual residual = run_blocks(chunk, 0, batch, input, false, context);
+  if (!own.has_head) {
+    add(Add{residual.x, residual.delta, output_buffer(0)}, context.stream);
+    return;
+  }
   const HeadLeases leases = acquire_head(context);
   head_->loss(residual, batch.targets, loss_sum, nll, head_saved_, context);
 }
 
+void Transformer::evaluate(const DeviceBatch& batch, const Tensor& loss_sum, const Tensor& nll,
+                           LayerContext& context) const {
+  evaluate_chunk(0, batch, loss_sum, nll, context);
+}
+
 void Transformer::forward_backward(const DeviceBatch& batch, const Tensor& loss_sum,
-                                   LayerContext& context,
-                                   const std::function<void(int)>& bucket_done) const {
-  // A recompute makes what is kept again.
-  const Residual residual = run_blocks(batch, recompute_ == Recompute::kNone, context);
-  {
-    const HeadLeases leases = acquire_head(context);
-    context.sync.open_gradients(head_bucket());
-    if (config_.tie_word_embeddings) context.sync.open_gradients(embedding_bucket());
-    head_->loss_and_backward(residual, batch.targets, loss_sum, head_saved_, context);
-  }
-  bucket_done(head_bucket());
-  const TokenContext tokens = token_context(batch);
-  const Tensor& d = head_saved_.d;
-  for (std::size_t layer = blocks_.size(); layer-- > 0;) {
-    const int bucket = block_bucket(static_cast<int>(layer));
-    const WeightLease lease = context.sync.acquire(bucket);
-    if (layer > 0) context.sync.prefetch(bucket - 1);
-    context.sync.open_gradients(bucket);
-    const Tensor input_amax =
-        layer > 0 ? blocks_[layer - 1].output_gradient_amax(context.quant) : Tensor{};
-    blocks_[layer].backward(d, input_amax, saved_[layer], work_, recompute_, tokens, context);
-    bucket_done(bucket);
-  }
-  context.sync.open_gradients(embedding_bucket());
-  embedding_.backward(batch.tokens, batch.order, d, context);
-  bucket_done(embedding_bucket());
+                                   LayerContext& context, const BucketDone& bucket_done) const {
+  PipelineAction action;
+  action.micro_batch = action.chunk = action.activations = action.gradient = 0;
+  forward(action, batch, loss_sum, context, bucket_done);
+  backward(action, batch, context, bucket_done);
 }
 
 void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>& caches,
@@ -191,15 +294,15 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   };
   BlockWork work = work_;
   work.delta = work_.delta.row_slice(0, count);
-  Residual residual{saved_[0].input.row_slice(0, count), Tensor{}};
+  Residual residual{saved(0, 0, 0, Tensor{}).input.row_slice(0, count), Tensor{}};
   context.quant.begin_pass(context.stream);
   embed(batch, residual.x, context);
-  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const int bucket = block_bucket(static_cast<int>(layer));
-    const WeightLease lease = context.sync.acquire(bucket);
-    context.sync.prefetch(bucket + 1);
-    blocks_[layer].decode(residual, narrow(saved_[layer]), work, tokens, caches[layer], cached,
-                          keys, context);
+  for (int i = 0; i < piece(0).num_layers; ++i) {
+    const WeightLease lease = context.sync.acquire(block_bucket(i));
+    context.sync.prefetch(bucket_behind(0, i));
+    const auto layer = static_cast<std::size_t>(i);
+    blocks_[layer].decode(residual, narrow(saved(0, 0, i, Tensor{})), work, tokens, caches[layer],
+                          cached, keys, context);
   }
   LmHead::Saved head = head_saved_;
   head.sum = head.sum.row_slice(0, count);

@@ -211,7 +211,7 @@ std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
         state.name = prefix + spec.name;
         state.dtype = values.dtype;
         state.shape = spec.shape;
-        state.writes = is_first_copy && local.copy == 0;
+        state.writes = is_first_copy && local.copy == 0 && !spec.is_copy;
         for (const GlobalExtent& extent : global_extents(piece, local)) {
           state.pieces.push_back({extent.row_begin, extent.rows, extent.col_begin, extent.cols,
                                   values.flat_slice(extent.shard_begin, extent.elements())});

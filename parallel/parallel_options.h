@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "engine/core/config.h"
 
@@ -13,6 +14,8 @@ struct ParallelOptions {
   std::int64_t tensor = 1;
   std::optional<bool> sequence_parallel;  // unset: on when tensor > 1
   std::int64_t pipeline = 1;
+  std::string pipeline_schedule = "auto";
+  std::int64_t virtual_stages = 1;
   std::int64_t context = 1;
   std::optional<std::int64_t> zero;  // unset: 1 when there is data parallelism, else 0
 
@@ -32,6 +35,18 @@ struct ParallelOptions {
                          "pipeline_parallel_degree"},
              .at_least = 1,
              .at_most = 1 << 16,
+             .free_on_resume = true});
+    v.field("pipeline_schedule", pipeline_schedule,
+            "Order of forwards and backwards. 1f1b: a stage keeps as many micro-batches as there are "
+            "stages from it on; gpipe: all of a step; interleaved: 1f1b over several virtual stages "
+            "per rank, which idles less; auto: interleaved where virtual_stages is above 1, else 1f1b",
+            {.choices = {"auto", "gpipe", "1f1b", "interleaved"}, .free_on_resume = true});
+    v.field("virtual_stages", virtual_stages,
+            "Runs of blocks that each pipeline rank holds (interleaved schedule)",
+            {.aliases = {"num_virtual_stages_per_pipeline_rank",
+                         "virtual_pipeline_model_parallel_size"},
+             .at_least = 1,
+             .at_most = 1 << 10,
              .free_on_resume = true});
     v.field("context", context, "Ranks that share each row's tokens (context parallelism)",
             {.aliases = {"context_parallel_size", "context_parallel_degree"},

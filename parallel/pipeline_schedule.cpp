@@ -302,4 +302,28 @@ PipelineSchedule pipeline_schedule(const PipelineShape& shape, int rank) {
   return ListMaker(shape, rank).make(Play(shape));
 }
 
+PipelineBuffers pipeline_buffers(const PipelineShape& shape, int rank) {
+  PipelineBuffers most = pipeline_schedule(shape, rank).buffers;
+  if (shape.kind != PipelineKind::kInterleaved) return most;
+  // What a list needs follows from its start, its end and the size of its last group: beyond a few
+  // groups only the latter still matters.
+  const int few = 4 * shape.stages;
+  for (int count = 1; count < shape.micro_batches; ++count) {
+    if (count == few && shape.micro_batches - shape.stages > few) {
+      count = shape.micro_batches - shape.stages;
+    }
+    PipelineShape fewer = shape;
+    fewer.micro_batches = count;
+    const PipelineBuffers some = pipeline_schedule(fewer, rank).buffers;
+    most.inputs = std::max(most.inputs, some.inputs);
+    most.outputs = std::max(most.outputs, some.outputs);
+    most.gradients = std::max(most.gradients, some.gradients);
+    most.batches = std::max(most.batches, some.batches);
+    for (std::size_t chunk = 0; chunk < some.activations.size(); ++chunk) {
+      most.activations[chunk] = std::max(most.activations[chunk], some.activations[chunk]);
+    }
+  }
+  return most;
+}
+
 }  // namespace tessera

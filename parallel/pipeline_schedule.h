@@ -8,7 +8,8 @@
 // what lies before it in that peer's list: no order of rendezvous can wait in a circle.
 //
 //   gpipe        all forwards, then all backwards (Huang et al. 2019)
-//   1f1b         at most `stages - rank` micro-batches in flight, then forward and backward by turns
+//   1f1b         at most `stages - rank` micro-batches in flight, then forward and backward by
+//   turns
 //                (Narayanan et al. 2019, 2021)
 //   interleaved  the same over several chunks per rank: a smaller bubble for more messages and more
 //                activations (Narayanan et al. 2021)
@@ -75,5 +76,9 @@ struct PipelineSchedule {
 // kUser where the shape makes no pipeline (more than one chunk without kInterleaved or on one
 // rank).
 PipelineSchedule pipeline_schedule(const PipelineShape& shape, int rank);
+
+// The buffers for steps of up to shape.micro_batches micro-batches: the last step of an epoch may
+// have fewer, and an interleaved schedule of fewer may need more of a kind.
+PipelineBuffers pipeline_buffers(const PipelineShape& shape, int rank);
 
 }  // namespace tessera

@@ -21,16 +21,21 @@ Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const Runt
   const double backward = split ? 6 * exchange : 4 * exchange;
   const double again =
       options.recompute == Recompute::kFull ? forward - (split ? 1 : 2) * exchange : 0;
+  const double stages = mesh.pipeline;
+  const auto times = static_cast<double>(micro_batches);
   traffic.tensor_bytes =
-      static_cast<double>(micro_batches * model.num_hidden_layers) * (forward + backward + again);
+      times * static_cast<double>(model.num_hidden_layers) / stages * (forward + backward + again);
+  // A message of the residual stream forward and one of its gradient back at each of the
+  // stages * chunks - 1 cuts; under sequence parallelism each rank sends its own tokens.
+  const double cuts = stages * options.pipeline.chunks - 1;
+  traffic.pipeline_bytes = 2 * times * cuts / stages * (split ? activation / tp : activation);
 
   const double dp = mesh.data * mesh.context;
-  const double parameters = static_cast<double>(parameter_count(model)) / tp;
+  const double parameters = static_cast<double>(parameter_count(model)) / (tp * stages);
   const double gradients =
       parameters * static_cast<double>(size_of(options.params.gradients)) * (dp - 1) / dp;
   const double weights =
       parameters * static_cast<double>(size_of(options.params.compute)) * (dp - 1) / dp;
-  const auto times = static_cast<double>(micro_batches);
   switch (options.params.zero) {
     case 0:
       traffic.data_bytes = 2 * gradients;

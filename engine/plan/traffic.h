@@ -1,4 +1,5 @@
-// Bytes that a rank sends in one step, by group of ranks: ring algorithms, counted from the layout.
+// Bytes that a rank sends in one step, by group of ranks: ring algorithms, counted from the layout;
+// in a pipeline those of an average stage.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,9 @@
 namespace tessera {
 
 struct Traffic {
-  double tensor_bytes = 0;  // activations and their gradients over tp
-  double data_bytes = 0;    // gradients and weights over dp x cp
+  double tensor_bytes = 0;    // activations and their gradients over tp
+  double data_bytes = 0;      // gradients and weights over dp x cp
+  double pipeline_bytes = 0;  // activations and their gradients to the neighbouring stages
 };
 
 Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const RuntimeOptions& options,

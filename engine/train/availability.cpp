@@ -10,8 +10,6 @@ const std::map<std::string, std::string>& unavailable_keys() {
   static const std::map<std::string, std::string> kKeys = {
       {"adapter", "is not available in this version: it trains all weights, without LoRA adapters"},
       {"dpo", "is not available in this version: train.stage dpo is not"},
-      {"parallel.pipeline_schedule", "is not available in this version: pipeline parallelism is not"},
-      {"parallel.virtual_stages", "is not available in this version: pipeline parallelism is not"},
       {"parallel.shard_group", "is not available in this version: optimizer states are sharded over all "
                                "data-parallel ranks"},
       {"memory.offload", "is not available in this version: all state stays on its device"},
@@ -52,8 +50,9 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   refuse(precision.fp8 != "none" && std::find(kept.begin(), kept.end(), "lm_head") == kept.end(),
          "precision.keep_bf16",
          "leaves lm_head out; FP8 logits are not available in this version: list lm_head");
-  refuse(config.parallel.pipeline > 1, "parallel.pipeline",
-         fmt::format("is {}; pipeline parallelism is not available in this version; write 1",
+  refuse(precision.fp8 != "none" && config.parallel.pipeline > 1, "parallel.pipeline",
+         fmt::format("is {}; FP8 products under pipeline parallelism are not available in this "
+                     "version; write 1, or precision.fp8 none",
                      config.parallel.pipeline));
   refuse(config.parallel.context > 1, "parallel.context",
          fmt::format("is {}; context parallelism is not available in this version; write 1",

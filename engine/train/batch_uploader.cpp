@@ -29,7 +29,7 @@ BatchUploader::BatchUploader(ModelRuntime& runtime) : runtime_(&runtime) {
   }
 }
 
-void BatchUploader::upload(const MicroBatch& batch) {
+void BatchUploader::upload(const MicroBatch& batch, const DeviceBatch& device) {
   Slot& slot = slots_[next_];
   next_ ^= 1;
   slot.read->synchronize();
@@ -48,7 +48,6 @@ void BatchUploader::upload(const MicroBatch& batch) {
   stage(slot.host.documents, batch.documents, batch.documents.back());
   Stream& stream = runtime_->compute();
   const auto copy = [&](const Tensor& to, const Tensor& from) { stream.copy_bytes(to.data, from.data, to.bytes()); };
-  const DeviceBatch& device = runtime_->batch();
   copy(device.tokens, slot.host.tokens);
   copy(device.targets, slot.host.targets);
   copy(device.positions, slot.host.positions);

@@ -13,9 +13,9 @@ class BatchUploader {
  public:
   explicit BatchUploader(ModelRuntime& runtime);
 
-  // Enqueues the copy of `batch` into runtime.batch(), padded to its geometry. Blocks only until the
-  // device has read the slot's last content.
-  void upload(const MicroBatch& batch);
+  // Enqueues the copy of `batch` into `target`, one of the runtime's device batches, padded to its
+  // geometry. Blocks only until the device has read the slot's last content.
+  void upload(const MicroBatch& batch, const DeviceBatch& target);
 
  private:
   struct Slot {

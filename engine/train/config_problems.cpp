@@ -134,8 +134,16 @@ void check_optimizer(const RunConfig& c, Problems& problems) {
 }
 
 void check_layout(const RunConfig& c, Problems& problems) {
-  if (!c.run.ranks) return;
   const ParallelOptions& p = c.parallel;
+  const bool interleaves = p.pipeline_schedule == "interleaved" || p.pipeline_schedule == "auto";
+  if (p.virtual_stages > 1 && (p.pipeline == 1 || !interleaves)) {
+    problems.add(
+        {"parallel.virtual_stages", "parallel.pipeline", "parallel.pipeline_schedule"},
+        fmt::format("is {}; it needs parallel.pipeline above 1 and parallel.pipeline_schedule "
+                    "interleaved, but those are {} and {}",
+                    p.virtual_stages, p.pipeline, p.pipeline_schedule));
+  }
+  if (!c.run.ranks) return;
   const std::int64_t model_ranks = p.tensor * p.pipeline * p.context;
   if (*c.run.ranks % model_ranks != 0) {
     problems.add({"run.ranks", "parallel.tensor", "parallel.pipeline", "parallel.context"},

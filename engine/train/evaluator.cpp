@@ -15,8 +15,8 @@ double EvaluationResult::loss() const {
 EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLoader& loader,
                           std::optional<std::int64_t> max_batches, bool wants_token_losses) {
   Stream& stream = runtime.compute();
-  LayerContext layer = runtime.layer_context();
   EvaluationResult result;
+  Communicator& pipeline = runtime.mesh().pipeline();
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
   double target_tokens = 0;
   std::int64_t count = loader.steps_per_epoch();
@@ -25,10 +25,10 @@ EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLo
   for (std::int64_t i = 0; i < count; ++i) {
     const MicroBatch batch = loader.load(i, 0);
     target_tokens += static_cast<double>(batch.target_tokens);
-    uploader.upload(batch);
-    runtime.model().evaluate(runtime.batch(), runtime.loss_sum(),
-                             wants_token_losses ? runtime.nll() : Tensor{}, layer);
+    uploader.upload(batch, runtime.batch());
+    runtime.evaluate(wants_token_losses);
     if (!wants_token_losses) continue;
+    if (pipeline.size() > 1) pipeline.broadcast(runtime.nll(), pipeline.size() - 1, stream);
     stream.copy_bytes(raw.data(), runtime.nll().data, raw.size());
     stream.synchronize();
     std::vector<double> losses(static_cast<std::size_t>(runtime.nll().numel()));
@@ -37,7 +37,7 @@ EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLo
   }
   const Tensor denominator = runtime.totals().flat_slice(1, 1);
   stream.copy_bytes(denominator.data, &target_tokens, sizeof target_tokens);
-  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, stream);
+  runtime.sum_totals();
   double totals[2] = {0, 0};
   stream.copy_bytes(totals, runtime.totals().data, sizeof totals);
   stream.synchronize();
@@ -47,9 +47,8 @@ EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLo
 }
 
 void dry_run_evaluation(ModelRuntime& runtime) {
-  LayerContext layer = runtime.layer_context();
-  runtime.model().evaluate(runtime.batch(), runtime.loss_sum(), runtime.nll(), layer);
-  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+  runtime.evaluate(true);
+  runtime.sum_totals();
 }
 
 }  // namespace tessera

@@ -16,6 +16,20 @@ namespace {
 
 DType dtype_of(const std::string& name) { return name == "bf16" ? DType::kBF16 : DType::kF32; }
 
+PipelineOptions pipeline_options(const RunConfig& config, const MeshShape& mesh) {
+  PipelineOptions options;
+  options.chunks = static_cast<int>(config.parallel.virtual_stages);
+  options.micro_batches =
+      static_cast<int>(batch_shape(config, mesh.data).gradient_accumulation_steps);
+  const std::string& schedule = config.parallel.pipeline_schedule;
+  if (mesh.pipeline == 1) return options;
+  if (schedule == "gpipe") options.kind = PipelineKind::kGPipe;
+  if (schedule == "interleaved" || (schedule == "auto" && options.chunks > 1)) {
+    options.kind = PipelineKind::kInterleaved;
+  }
+  return options;
+}
+
 }  // namespace
 
 RunTokenizer load_tokenizer(const std::string& source, const std::vector<std::string>& add_tokens) {
@@ -120,6 +134,7 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
   options.params.zero = static_cast<int>(config.parallel.zero.value_or(0));
   options.params.weight_decay = static_cast<float>(config.optimizer.weight_decay);
   options.deterministic = config.run.reproducible;
+  options.pipeline = pipeline_options(config, mesh);
   options.geometry =
       batch_geometry(config.train.micro_batch_size, config.train.sequence_length, max_documents,
                      options.params.compute, mesh.tensor, options.sequence_parallel);
@@ -127,17 +142,14 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
 }
 
 void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
-  LayerContext layer = runtime.layer_context();
   runtime.params().begin_step();
-  for (const bool is_last : {false, true}) {
-    runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
-      runtime.sync().gradients_ready(bucket, is_last);
-    });
-  }
-  runtime.mesh().data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+  // Every micro-batch makes the same calls; the first of a step and the others differ under ZeRO 2.
+  const int count = std::min(2, runtime.options().pipeline.micro_batches);
+  runtime.run_micro_batches(count, [](int, const DeviceBatch&) {});
+  runtime.sum_totals();
   runtime.sync().finish_gradients();
   optimizer_step(runtime, adamw);
-  runtime.model().evaluate(runtime.batch(), runtime.loss_sum(), runtime.nll(), layer);
+  runtime.evaluate(true);
 }
 
 RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,

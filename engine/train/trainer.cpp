@@ -12,6 +12,7 @@
 #include "engine/core/text.h"
 #include "engine/train/export.h"
 #include "engine/train/precision.h"
+#include "kernels/gemm_choices.h"
 #include "kernels/step_control.h"
 #include "models/hf/names.h"
 #include "models/weights.h"
@@ -25,6 +26,14 @@ using Json = nlohmann::json;
 ProcessMesh make_mesh(const RunConfig& config, std::unique_ptr<Communicator> world) {
   const MeshShape shape = mesh_shape(config, world->size());
   return ProcessMesh(std::move(world), shape);
+}
+
+// "pipeline 4 x 2 (interleaved) x ", empty for a pipeline of one stage.
+std::string describe_pipeline(const ParallelOptions& options, const MeshShape& shape) {
+  if (shape.pipeline == 1) return "";
+  const std::string chunks =
+      options.virtual_stages > 1 ? fmt::format(" x {} virtual", options.virtual_stages) : "";
+  return fmt::format("pipeline {}{} ({}) x ", shape.pipeline, chunks, options.pipeline_schedule);
 }
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
@@ -83,6 +92,7 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   plan();
   if (is_first_) report_plan();
   if (settings_.dry_run) return;
+  if (config_.run.tune_gemm) gemm_choices_.emplace(context, mesh_.world().rank());
   runtime_ = std::make_unique<ModelRuntime>(context, mesh_, hf_.model, options_, memory_);
   uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
@@ -138,8 +148,9 @@ void Trainer::report_plan() {
   log::info("model     {} {}  {} parameters  vocabulary {}", name_of(hf_.model.architecture),
             config_.model.path, format_count(static_cast<double>(parameter_count(hf_.model))),
             hf_.model.vocab_size);
-  log::info("layout    {} ranks on {}: data {} x tensor {}{}, zero {}, compute {}", mesh_.world().size(),
-            to_string(context_->device()), shape.data, shape.tensor,
+  log::info("layout    {} ranks on {}: {}data {} x tensor {}{}, zero {}, compute {}", mesh_.world().size(),
+            to_string(context_->device()), describe_pipeline(config_.parallel, shape), shape.data,
+            shape.tensor,
             options_.sequence_parallel ? " with sequence parallelism" : "", options_.params.zero,
             config_.precision.compute);
   if (!config_.data.add_tokens.empty()) {
@@ -230,6 +241,7 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
   adam_step_ = saved.at("adam_step").get<std::int64_t>();
   best_eval_step_ = saved.at("best_eval_step").get<std::int64_t>();
   best_eval_loss_ = saved.at("best_eval_loss").get<double>();
+  if (gemm_choices_) import_gemm_choices(*context_, saved.value("gemm_choices", ""));
   for (NamedState& state : parameter_state(*runtime_)) reader.read(state, runtime_->compute());
   refresh_weights(*runtime_);
   StepControl control;
@@ -254,6 +266,7 @@ std::string Trainer::metadata(std::int64_t step) const {
   json["tokenizer"] = tokenizer_.source;
   json["add_tokens"] = config_.data.add_tokens;
   json["compute"] = config_.precision.compute;
+  if (gemm_choices_) json["gemm_choices"] = export_gemm_choices(*context_);
   return json.dump();
 }
 
@@ -261,20 +274,16 @@ void Trainer::run_step(std::int64_t step) {
   Stream& stream = runtime_->compute();
   ModelRuntime& runtime = *runtime_;
   Staging::Slot& slot = staging_->slot(step);
-  LayerContext layer = runtime.layer_context();
   stream.record(*staging_->started[step % Staging::kEvents]);
   runtime.params().begin_step();
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
   double target_tokens = 0;
   const std::int64_t count = train_loader_->used_micro_batches(step - 1);
-  for (std::int64_t i = 0; i < count; ++i) {
+  runtime.run_micro_batches(static_cast<int>(count), [&](int i, const DeviceBatch& target) {
     const MicroBatch batch = train_loader_->load(step - 1, i);
     target_tokens += static_cast<double>(batch.target_tokens);
-    uploader_->upload(batch);
-    runtime.model().forward_backward(runtime.batch(), runtime.loss_sum(), layer, [&](int bucket) {
-      runtime.sync().gradients_ready(bucket, i + 1 == count);
-    });
-  }
+    uploader_->upload(batch, target);
+  });
 
   Staging::Scalars* scalars = &slot.scalars;
   scalars->denominator = target_tokens;
@@ -286,7 +295,7 @@ void Trainer::run_step(std::int64_t step) {
                                              RandomPurpose::kStochasticRounding, static_cast<std::uint64_t>(step));
   stream.copy_bytes(runtime.totals().flat_slice(1, 1).data, &scalars->denominator, sizeof(double));
   stream.copy_bytes(runtime.control().data, &scalars->control, StepControl::kHostBytes);
-  mesh_.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, stream);
+  runtime.sum_totals();
   runtime.sync().finish_gradients();
   checkpoints_->before_update(stream);
   optimizer_step(runtime, adamw_settings(config_.optimizer));
@@ -302,6 +311,7 @@ void Trainer::collect(std::int64_t step) {
   if (step <= collected_step_ || step > enqueued_step_) return;
   staging_->finished[step % Staging::kEvents]->synchronize();
   collected_step_ = step;
+  if (gemm_choices_ && step == start_step_ + 1) gemm_choices_->save();
   const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
 

@@ -251,6 +251,34 @@ TEST(PipelineSchedule, NoBufferIsInUseTwice) {
   }
 }
 
+// The last step of an epoch may have fewer micro-batches: it must do with the buffers of the
+// others.
+TEST(PipelineSchedule, PlannedBuffersDoForFewerMicroBatches) {
+  std::vector<PipelineShape> all_shapes = shapes();
+  for (const int chunks : {2, 5}) {
+    all_shapes.push_back({2, chunks, 40, PipelineKind::kInterleaved});
+    all_shapes.push_back({3, chunks, 50, PipelineKind::kInterleaved});
+  }
+  for (const PipelineShape& shape : all_shapes) {
+    for (int rank = 0; rank < shape.stages; ++rank) {
+      const PipelineBuffers all = pipeline_buffers(shape, rank);
+      for (int count = 1; count <= shape.micro_batches; ++count) {
+        PipelineShape fewer = shape;
+        fewer.micro_batches = count;
+        const PipelineBuffers some = pipeline_schedule(fewer, rank).buffers;
+        ASSERT_LE(some.inputs, all.inputs) << describe(shape) << " " << count << " rank " << rank;
+        ASSERT_LE(some.outputs, all.outputs) << describe(shape) << " " << count;
+        ASSERT_LE(some.gradients, all.gradients) << describe(shape) << " " << count;
+        ASSERT_LE(some.batches, all.batches) << describe(shape) << " " << count;
+        for (std::size_t chunk = 0; chunk < all.activations.size(); ++chunk) {
+          ASSERT_LE(some.activations[chunk], all.activations[chunk])
+              << describe(shape) << " " << count;
+        }
+      }
+    }
+  }
+}
+
 TEST(PipelineSchedule, ChunksNeedInterleavingAndSeveralRanks) {
   expect_error(ErrorKind::kUser, {"parallel.virtual_stages is 2"}, [] {
     pipeline_schedule({4, 2, 8, PipelineKind::k1F1B}, 0);

@@ -81,6 +81,9 @@ int run(const Options& options) {
   }
   for (const std::string& line : report) log::info("{}", line);
 
+  // Only the layers are split here: a run's stages would wait for each other.
+  config.parallel.pipeline = config.parallel.virtual_stages = 1;
+  config.parallel.pipeline_schedule = "auto";
   const int tensor = static_cast<int>(config.parallel.tensor);
   const int ranks = tensor * options.data_parallel;
   EvaluationResult result;

@@ -1,4 +1,5 @@
 // tessera plan: what a run would need, by class and rank; needs no GPU and no data.
+#include <algorithm>
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
@@ -28,6 +29,45 @@ struct Options {
 
 double gib(double bytes) { return bytes / (1 << 30); }
 
+// The memory of a rank of one pipeline stage; those of a stage are alike.
+struct StagePlan {
+  std::string layers;
+  RuntimeMemory memory;
+  Recompute recompute = Recompute::kNone;
+  bool fits = true;
+};
+
+std::vector<StagePlan> plan_stages(const RunConfig& config, const ModelConfig& model,
+                                   const MeshShape& mesh, const GpuModel& gpu,
+                                   const RuntimeOptions& wanted) {
+  std::vector<StagePlan> stages;
+  for (int stage = 0; stage < mesh.pipeline; ++stage) {
+    MeshCoordinate coordinate;
+    coordinate.pipeline = stage;
+    const int rank = rank_of(mesh, coordinate);
+    RuntimeOptions runtime = wanted;
+    StagePlan plan;
+    for (const StagePiece& piece : stage_pieces(model, mesh.pipeline, runtime.pipeline.chunks,
+                                                stage, runtime.geometry.max_length)) {
+      plan.layers += fmt::format("{}{}-{}", plan.layers.empty() ? "" : ", ", piece.first_layer,
+                                 piece.first_layer + piece.num_layers - 1);
+    }
+    try {
+      plan.memory =
+          plan_memory(config, model, mesh, rank, gpu.capabilities, gpu.usable_bytes, runtime);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kAnswerNo) throw;
+      plan.fits = false;
+      RunConfig least = config;
+      if (least.memory.recompute == "auto") least.memory.recompute = "full";
+      plan.memory = plan_memory(least, model, mesh, rank, gpu.capabilities, 0, runtime);
+    }
+    plan.recompute = runtime.recompute;
+    stages.push_back(std::move(plan));
+  }
+  return stages;
+}
+
 int run(const Options& options) {
   RunConfig config = load_run_config(options.config, options.overrides);
   // A plan needs no tokenizer but to count the tokens that are added.
@@ -45,16 +85,14 @@ int run(const Options& options) {
           ? options.max_documents
           : batch.micro_batch_size * std::max<std::int64_t>(1, config.train.sequence_length / 64);
   RuntimeOptions runtime = runtime_options(config, mesh, documents);
-  RuntimeMemory memory;
-  bool fits = true;
-  try {
-    memory = plan_memory(config, hf.model, mesh, 0, gpu.capabilities, gpu.usable_bytes, runtime);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kAnswerNo) throw;
-    fits = false;
-    if (config.memory.recompute == "auto") config.memory.recompute = "full";
-    memory = plan_memory(config, hf.model, mesh, 0, gpu.capabilities, 0, runtime);
-  }
+  const std::vector<StagePlan> stages = plan_stages(config, hf.model, mesh, gpu, runtime);
+  const StagePlan& worst = *std::max_element(
+      stages.begin(), stages.end(),
+      [](const StagePlan& a, const StagePlan& b) { return a.memory.total() < b.memory.total(); });
+  const RuntimeMemory& memory = worst.memory;
+  const bool fits =
+      std::all_of(stages.begin(), stages.end(), [](const StagePlan& s) { return s.fits; });
+  runtime.recompute = worst.recompute;
   const Traffic traffic = step_traffic(hf.model, mesh, runtime, batch.gradient_accumulation_steps);
   const double tokens = static_cast<double>(batch.global_batch_size * config.train.sequence_length);
   const double flops =
@@ -79,19 +117,40 @@ int run(const Options& options) {
     json["fp8_gemm_share"] = fp8_share(hf.model, runtime, mesh.tensor);
     json["traffic_bytes"]["tensor"] = traffic.tensor_bytes;
     json["traffic_bytes"]["data"] = traffic.data_bytes;
+    json["traffic_bytes"]["pipeline"] = traffic.pipeline_bytes;
+    for (const StagePlan& stage : stages) {
+      nlohmann::ordered_json entry;
+      entry["blocks"] = stage.layers;
+      entry["recompute"] = recompute[static_cast<int>(stage.recompute)];
+      entry["memory"] = stage.memory.total() + gpu.reserved_bytes;
+      entry["fits"] = stage.fits;
+      json["stages"].push_back(entry);
+    }
     json["compute_seconds"] = compute_seconds;
     std::printf("%s\n", json.dump().c_str());
     return fits ? 0 : 1;
   }
-  std::printf("%s: %s parameters on %lld x %s: data %d x tensor %d, zero %d, recompute %s\n",
+  std::printf("%s: %s parameters on %lld x %s: %sdata %d x tensor %d, zero %d, recompute %s\n",
               config.model.path.c_str(),
               fmt::format("{:.2f}B", static_cast<double>(parameter_count(hf.model)) / 1e9).c_str(),
-              static_cast<long long>(ranks), gpu.name.c_str(), mesh.data, mesh.tensor,
-              runtime.params.zero, recompute[static_cast<int>(runtime.recompute)]);
+              static_cast<long long>(ranks), gpu.name.c_str(),
+              mesh.pipeline > 1 ? fmt::format("pipeline {} x ", mesh.pipeline).c_str() : "",
+              mesh.data, mesh.tensor, runtime.params.zero,
+              recompute[static_cast<int>(runtime.recompute)]);
   for (const std::string& line : precision_report(config, hf.model, runtime, mesh.tensor)) {
     std::printf("fp8 %s\n", line.c_str());
   }
-  std::printf("\nmemory per rank                GiB\n");
+  if (stages.size() > 1) {
+    std::printf("\nstage  blocks                  GiB  recompute\n");
+    for (std::size_t i = 0; i < stages.size(); ++i) {
+      std::printf("  %-4zu %-18s %8.3f  %s%s\n", i, stages[i].layers.c_str(),
+                  gib(static_cast<double>(stages[i].memory.total() + gpu.reserved_bytes)),
+                  recompute[static_cast<int>(stages[i].recompute)],
+                  stages[i].fits ? "" : ", does not fit");
+    }
+  }
+  std::printf("\nmemory per rank%s                GiB\n",
+              stages.size() > 1 ? ", largest stage" : "");
   for (int i = 0; i < kMemoryClasses; ++i) {
     const auto memory_class = static_cast<MemoryClass>(i);
     const std::size_t bytes = memory.plan.total(memory_class);
@@ -118,6 +177,13 @@ int run(const Options& options) {
               gib(traffic.tensor_bytes));
   std::printf("  %-22s %10.3f   GiB sent over the data group\n", "data parallel",
               gib(traffic.data_bytes));
+  if (mesh.pipeline > 1) {
+    const double units =
+        static_cast<double>(batch.gradient_accumulation_steps * runtime.pipeline.chunks);
+    const double idle = (mesh.pipeline - 1) / (units + mesh.pipeline - 1);
+    std::printf("  %-22s %10.3f   GiB sent to other stages; a stage is idle for %.0f%% of a step\n",
+                "pipeline", gib(traffic.pipeline_bytes), 100 * idle);
+  }
   if (compute_seconds > 0) {
     std::printf("  %-22s %10.3f   s of matrix work at %.0f TFLOP/s (soaked bf16)\n", "compute",
                 compute_seconds, gpu.sustained_bf16_flops / 1e12);

@@ -25,12 +25,15 @@ struct Layout {
   Recompute recompute = Recompute::kNone;
   bool inline_streams = true;
   DeviceKind device = DeviceKind::kCpu;
+  PipelineKind schedule = PipelineKind::k1F1B;
+  int chunks = 1;
 };
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out << layout.name; }
 
-MeshShape mesh_of(int dp, int tp) {
+MeshShape mesh_of(int dp, int tp, int pp = 1) {
   MeshShape shape;
+  shape.pipeline = pp;
   shape.data = dp;
   shape.tensor = tp;
   return shape;
@@ -78,6 +81,8 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
     setup_.zero = layout.zero;
     setup_.recompute = layout.recompute;
     setup_.inline_streams = layout.inline_streams;
+    setup_.schedule = layout.schedule;
+    setup_.chunks = layout.chunks;
   }
 
   StepResult run(const std::vector<HostBatch>& batches, double learning_rate = 0,
@@ -171,6 +176,31 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{"tp2_dp2_zero1_full_workers", mesh_of(2, 2), false, 1, Recompute::kFull, false}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Blocks cut over ranks; the embedding is tied, so the first and the last hold it (B11, B13).
+Layout piped(const char* name, MeshShape mesh, PipelineKind schedule, int chunks = 1, bool sequence_parallel = false,
+             int zero = 0, Recompute recompute = Recompute::kNone, bool inline_streams = true) {
+  return {name, mesh, sequence_parallel, zero, recompute, inline_streams, DeviceKind::kCpu, schedule, chunks};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Pipelines, StoriesGolden,
+    ::testing::Values(piped("pp2", mesh_of(1, 1, 2), PipelineKind::k1F1B),
+                      piped("pp2_gpipe_workers", mesh_of(1, 1, 2), PipelineKind::kGPipe, 1, false, 0, Recompute::kNone, false),
+                      piped("pp5", mesh_of(1, 1, 5), PipelineKind::k1F1B),
+                      piped("pp5_gpipe_full", mesh_of(1, 1, 5), PipelineKind::kGPipe, 1, false, 0, Recompute::kFull),
+                      piped("pp2_virtual2", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2),
+                      piped("pp2_virtual2_selective_workers", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2, false, 0,
+                            Recompute::kSelective, false),
+                      piped("pp5_interleaved", mesh_of(1, 1, 5), PipelineKind::kInterleaved),
+                      piped("dp2_pp2_zero1", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 1),
+                      piped("dp2_pp2_zero2_full_workers", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 2, Recompute::kFull,
+                            false),
+                      piped("dp2_pp2_virtual2_zero3", mesh_of(2, 1, 2), PipelineKind::kInterleaved, 2, false, 3),
+                      piped("tp2_dp2_pp2_sp_zero1", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 1),
+                      piped("tp2_dp2_pp2_sp_zero3_workers", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 3,
+                            Recompute::kSelective, false)),
+    [](const auto& info) { return std::string(info.param.name); });
+
 Layout on_gpu(const char* name, MeshShape mesh, bool sequence_parallel = false, int zero = 0,
               Recompute recompute = Recompute::kNone) {
   return {name, mesh, sequence_parallel, zero, recompute, true, DeviceKind::kCuda};
@@ -190,7 +220,9 @@ INSTANTIATE_TEST_SUITE_P(
                       on_gpu("tp2_dp2_zero3_sp_full", mesh_of(2, 2), true, 3, Recompute::kFull),
                       on_gpu("tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1),
                       on_gpu("tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1,
-                             Recompute::kSelective)),
+                             Recompute::kSelective),
+                      on_gpu("pp2", mesh_of(1, 1, 2)),
+                      on_gpu("tp2_dp2_pp2_sp_zero3_full", mesh_of(2, 2, 2), true, 3, Recompute::kFull)),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -62,8 +62,9 @@ HostBatch HostBatch::from_documents(const std::vector<std::vector<std::int32_t>>
   return batch;
 }
 
-void upload(const HostBatch& batch, ModelRuntime& runtime) {
-  const DeviceBatch& device = runtime.batch();
+void upload(const HostBatch& batch, ModelRuntime& runtime) { upload(batch, runtime, runtime.batch()); }
+
+void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& device) {
   const auto tokens = static_cast<std::size_t>(device.tokens.numel());
   CHECK(batch.tokens.size() <= tokens, "[harness] batch of {} tokens in a geometry of {}",
         batch.tokens.size(), tokens);
@@ -165,6 +166,10 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   options.sequence_parallel = setup.sequence_parallel;
   options.overlap = setup.overlap;
   options.recipe = setup.recipe;
+  options.pipeline.kind = setup.schedule;
+  options.pipeline.chunks = setup.chunks;
+  options.pipeline.micro_batches =
+      (static_cast<int>(batches.size()) + setup.mesh.data - 1) / setup.mesh.data;
 
   StepResult result;
   std::mutex mutex;
@@ -180,20 +185,15 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
       runtime.params().begin_step();
       runtime.compute().set_zero(runtime.totals().data, runtime.totals().bytes());
       double targets = 0;
-      const int count = (static_cast<int>(batches.size()) + dp - 1) / dp;
-      LayerContext layer = runtime.layer_context();
-      for (int i = 0; i < count; ++i) {
+      runtime.run_micro_batches(options.pipeline.micro_batches, [&](int i, const DeviceBatch& target) {
         const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
         const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
-        upload(batch, runtime);
+        upload(batch, runtime, target);
         targets += static_cast<double>(batch.target_tokens());
-        runtime.model().forward_backward(
-            runtime.batch(), runtime.loss_sum(), layer,
-            [&](int bucket) { runtime.sync().gradients_ready(bucket, i + 1 == count); });
-      }
+      });
       runtime.compute().copy_bytes(runtime.totals().flat_slice(1, 1).data, &targets, sizeof targets);
       runtime.compute().synchronize();
-      mesh.data_context().all_reduce(runtime.totals(), ReduceOp::kSum, runtime.compute());
+      runtime.sum_totals();
       runtime.sync().finish_gradients();
       runtime.compute().synchronize();
       if (number == 1) {
@@ -221,13 +221,9 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
       const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
       const ProcessMesh meta_mesh(make_meta_communicator(rank, setup.mesh.size()), setup.mesh);
       ModelRuntime dry(*meta, meta_mesh, setup.config, options, {});
-      LayerContext layer = dry.layer_context();
       dry.params().begin_step();
-      for (const bool is_last : {false, true}) {
-        dry.model().forward_backward(dry.batch(), dry.loss_sum(), layer, [&](int bucket) {
-          dry.sync().gradients_ready(bucket, is_last);
-        });
-      }
+      dry.run_micro_batches(options.pipeline.micro_batches, [](int, const DeviceBatch&) {});
+      dry.sum_totals();
       dry.sync().finish_gradients();
       if (setup.compute != DType::kF64) optimizer_step(dry, AdamWSettings{});
       memory = dry.memory();

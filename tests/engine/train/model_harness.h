@@ -39,6 +39,8 @@ struct ModelSetup {
   int zero = 0;
   std::int64_t bucket_bytes = 0;
   int steps = 1;  // updates over the same batches
+  PipelineKind schedule = PipelineKind::k1F1B;
+  int chunks = 1;  // per pipeline rank
   DType compute = DType::kF32;
   DType gradients = DType::kF32;
   bool inline_streams = true;
@@ -70,8 +72,9 @@ using LoadWeights = std::function<void(ModelRuntime&)>;
 StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& batches,
                       const LoadWeights& load, double learning_rate = 0, double max_grad_norm = 0);
 
-// Uploads `batch`, padded to the runtime's geometry.
+// Uploads `batch`, padded to the runtime's geometry, to its batch() or to `target`.
 void upload(const HostBatch& batch, ModelRuntime& runtime);
+void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& target);
 
 // Random values for every parameter of `config` (norms around 1, everything else around 0).
 GlobalTensors random_weights(const ModelConfig& config, std::uint64_t seed, double std);

@@ -67,7 +67,7 @@ TEST(RunConfig, MistakesOfReadingAndOfMeaningComeTogetherInFileOrder) {
                        "  micro_batch_size: 4\n"
                        "optimizer: {learning_rate: fast}\n"
                        "adapter: {type: lora}\n"
-                       "parallel: {pipeline: 2}\n"
+                       "parallel: {virtual_stages: 2}\n"
                        "data: {train: a.txt}\n"),
             "[config] run.yaml:3 train.max_stesp is not a key of train; did you mean train.max_steps?\n"
             "[config] run.yaml:5 train.micro_batch_size does not fit: train.global_batch_size 6 is no multiple "
@@ -75,8 +75,8 @@ TEST(RunConfig, MistakesOfReadingAndOfMeaningComeTogetherInFileOrder) {
             "[config] run.yaml:6 optimizer.learning_rate is fast; write a number\n"
             "[config] run.yaml:7 adapter is not available in this version: it trains all weights, without LoRA "
             "adapters\n"
-            "[config] run.yaml:8 parallel.pipeline is 2; pipeline parallelism is not available in this version; "
-            "write 1");
+            "[config] run.yaml:8 parallel.virtual_stages is 2; it needs parallel.pipeline above 1 and "
+            "parallel.pipeline_schedule interleaved, but those are 1 and auto");
 }
 
 TEST(RunConfig, LengthIsGivenOnce) {

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/safetensors_folder.h"
 #include "engine/core/log.h"
 #include "engine/train/trainer.h"
 #include "parallel/launch.h"
@@ -205,6 +206,80 @@ TEST_F(TrainerRun, ZeroThreeEvaluatesAndExportsAsOneRank) {
   EXPECT_NEAR(evaluations("three").at(0), evaluations("one").at(0), 1e-3);
   EXPECT_NEAR(evaluations("two").at(2), evaluations("one").at(2), 1e-2);
   EXPECT_EQ(final_weights("two").size(), final_weights("one").size());
+}
+
+TEST_F(TrainerRun, PipelinesResumeToTheBitAndContinueOtherLayouts) {
+  const std::vector<std::string> piped = {"parallel.pipeline=2", "parallel.zero=2"};
+  ASSERT_EQ(train("one", 1, 8), 0) << failure_;
+  ASSERT_EQ(train("whole", 4, 8, piped), 0) << failure_;
+  ASSERT_EQ(train("wholeparts", 4, 4, piped), 0) << failure_;
+  ASSERT_EQ(train("wholeparts", 4, 8, piped), 0) << failure_;
+  EXPECT_EQ(losses("wholeparts"), losses("whole"));
+  EXPECT_EQ(final_weights("wholeparts"), final_weights("whole"));
+  EXPECT_EQ(final_weights("whole").size(), final_weights("one").size());
+  ASSERT_EQ(train("mixed", 2, 2, {"parallel.pipeline=2"}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 1, 4), 0) << failure_;
+  ASSERT_EQ(train("mixed", 8, 6, {"parallel.pipeline=2", "parallel.tensor=2", "parallel.zero=3"}), 0) << failure_;
+  ASSERT_EQ(train("mixed", 2, 8, {"parallel.tensor=2"}), 0) << failure_;
+  for (const auto& [step, loss] : losses("one")) {
+    EXPECT_NEAR(losses("whole").at(step), loss, 1e-5 * loss) << step;
+    EXPECT_NEAR(losses("mixed").at(step), loss, 1e-5 * loss) << step;
+  }
+}
+
+// B04 in a pipeline: the last step of an epoch has fewer micro-batches. Evaluations and exports, too.
+TEST_F(TrainerRun, PipelinesEvaluateExportAndEndEpochsAsOneRank) {
+  const std::vector<std::string> common = {
+      fmt::format("data.eval=[{}/text.txt]", folder_.path().string()), "eval.every_steps=20", "eval.at_start=true",
+      "train.epochs=1", "train.max_steps=null", "checkpoint.every_steps=50", "checkpoint.export.every_steps=20"};
+  const auto evaluations = [&](const std::string& run) {
+    std::map<int, double> result;
+    std::ifstream file(folder_.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.at("kind") == "eval") result[row.at("step")] = row.at("loss");
+    }
+    return result;
+  };
+  ASSERT_EQ(train("one", 1, 1, common), 0) << failure_;
+  const auto piped = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  ASSERT_EQ(train("two", 2, 1, piped({"parallel.pipeline=2"})), 0) << failure_;
+  ASSERT_EQ(train("gpipe", 4, 1, piped({"parallel.pipeline=2", "parallel.tensor=2",
+                                        "parallel.pipeline_schedule=gpipe"})), 0) << failure_;
+  ASSERT_GT(losses("one").size(), 40u);
+  for (const char* run : {"two", "gpipe"}) {
+    ASSERT_EQ(losses(run).size(), losses("one").size());
+    for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses(run).at(step), loss, 2e-5 * loss) << run << step;
+    ASSERT_EQ(evaluations(run).size(), evaluations("one").size());
+    for (const auto& [step, loss] : evaluations("one")) {
+      EXPECT_NEAR(evaluations(run).at(step), loss, 2e-5 * loss) << run << step;
+    }
+    EXPECT_TRUE(fs::exists(folder_.path() / run / "exports" / "step-000020" / "model.safetensors"));
+  }
+  // The exported folder is the trained model: it goes on where the run stopped.
+  const SafetensorsFolder one(folder_.path() / "one" / "final");
+  const SafetensorsFolder two(folder_.path() / "gpipe" / "final");
+  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight",
+                           "model.layers.1.mlp.down_proj.weight", "model.norm.weight"}) {
+    const auto values = [&](const SafetensorsFolder& folder) {
+      const auto& entry = folder.get(name);
+      std::vector<float> result(static_cast<std::size_t>(entry.tensor->bytes() / sizeof(float)));
+      entry.file->read_elements(*entry.tensor, 0, static_cast<std::int64_t>(result.size()), result.data());
+      return result;
+    };
+    const auto wanted = values(one);
+    const auto got = values(two);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], wanted[i], 2e-3) << name << " " << i;
+  }
+}
+
+TEST_F(TrainerRun, MorePiecesThanBlocksAreRefused) {
+  EXPECT_EQ(train("run", 3, 3, {"parallel.pipeline=3"}), 2);
+  EXPECT_NE(failure_.find("2 blocks"), std::string::npos) << failure_;
 }
 
 TEST_F(TrainerRun, AChangedKeyIsRefusedUnlessAllowed) {
