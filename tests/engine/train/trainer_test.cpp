@@ -277,6 +277,30 @@ TEST_F(TrainerRun, PipelinesEvaluateExportAndEndEpochsAsOneRank) {
   }
 }
 
+// Llama 3 70B in small: the ratios of its sizes, a tenth of its blocks. 64 ranks on inline streams,
+// with two key/value heads for four tensor-parallel ranks.
+TEST_F(TrainerRun, SixtyFourRanksEqualOneAndContinueElsewhere) {
+  std::ofstream(folder_.path() / "llama70b.json")
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 264,
+      "hidden_size": 64, "intermediate_size": 224, "num_hidden_layers": 8, "num_attention_heads": 16,
+      "num_key_value_heads": 2, "head_dim": 4, "rms_norm_eps": 1e-05, "max_position_embeddings": 8192,
+      "rope_theta": 500000.0, "tie_word_embeddings": false, "hidden_act": "silu", "bos_token_id": null,
+      "eos_token_id": 256, "torch_dtype": "float32"})";
+  const auto with = [&](std::vector<std::string> more) {
+    more.push_back(fmt::format("model.path={}/llama70b.json", folder_.path().string()));
+    more.push_back("train.global_batch_size=16");
+    return more;
+  };
+  ASSERT_EQ(train("one", 1, 8, with({})), 0) << failure_;
+  ASSERT_EQ(train("many", 64, 5, with({"parallel.pipeline=4", "parallel.tensor=4"})), 0) << failure_;
+  ASSERT_EQ(train("many", 16, 7, with({"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.tensor=2",
+                                       "parallel.zero=3"})), 0) << failure_;
+  ASSERT_EQ(train("many", 1, 8, with({})), 0) << failure_;
+  ASSERT_EQ(losses("many").size(), 8u);
+  EXPECT_LT(losses("one").at(8), losses("one").at(1));
+  for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses("many").at(step), loss, 1e-5 * loss) << step;
+}
+
 TEST_F(TrainerRun, MorePiecesThanBlocksAreRefused) {
   EXPECT_EQ(train("run", 3, 3, {"parallel.pipeline=3"}), 2);
   EXPECT_NE(failure_.find("2 blocks"), std::string::npos) << failure_;
