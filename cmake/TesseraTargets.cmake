@@ -65,7 +65,7 @@ function(tessera_test name)
   add_test(NAME ${name} COMMAND ${name})
   # A refused allocation is a null pointer under the sanitizers too: the tests look at how it is reported.
   set_tests_properties(${name} PROPERTIES ENVIRONMENT
-    "ASAN_OPTIONS=allocator_may_return_null=1;TSAN_OPTIONS=allocator_may_return_null=1")
+    "ASAN_OPTIONS=allocator_may_return_null=1;TSAN_OPTIONS=allocator_may_return_null=1:suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/thread.supp")
 endfunction()
 
 # The MPI communicator is a module loaded at run time, so the program starts where libmpi is missing.

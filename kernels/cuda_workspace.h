@@ -18,8 +18,7 @@ TESSERA_OPS(TESSERA_DECLARE_CUDA_WORKSPACE)
 // Scratch pieces start at multiples of 256 bytes.
 constexpr std::size_t scratch_bytes(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Whether a product into bf16 is made in fp32 scratch first: it is added to c and a bias together, which
-// must not round twice.
+// Whether a product into bf16 is made in fp32 scratch first: it is added to a bias, and c, in one rounding.
 bool gemm_sums_apart(const Gemm& args);
 
 // Rows of partial sums that column_sum leaves; the row pieces are equal but the last.
@@ -36,11 +35,17 @@ std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target);
 // Partial sums of sum_of_squares: independent of the device.
 std::int64_t square_parts(std::int64_t count);
 
+// Whether the tensor-core kernels of attention's backward take these shapes.
+bool mma_attention_applies(const AttentionBackward& args, const Capabilities& target);
+
 // Scratch of the cuDNN attention paths: the bounds and offsets of documents, and the library's own
-// workspace. Zero where the path does not apply (dtype, head size).
+// workspace. Zero where the path does not apply.
 struct CudnnScratch {
   std::size_t bounds = 0;
   std::size_t library = 0;
+  // Backward: key heads of one call, with their query heads. The library stores documents x heads x
+  // length^2 gradients of scores where the result must be deterministic; with heads in turns that is bounded.
+  std::int64_t heads_kv = 0;
 };
 CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities& target);
 CudnnScratch cudnn_scratch(const AttentionBackward& args, const Capabilities& target);

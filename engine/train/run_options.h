@@ -15,6 +15,7 @@ struct RunOptions {
   std::optional<std::int64_t> ranks;
   std::optional<std::string> time_limit;
   bool reproducible = true;
+  bool tune_gemm = true;
 
   void visit(FieldVisitor& v) {
     v.field("dir", dir, "Run folder; unset: runs/ and the name of the configuration file",
@@ -31,6 +32,10 @@ struct RunOptions {
     v.field("reproducible", reproducible,
             "The same seed, layout and machine kind give the same bits; false may be faster",
             {.aliases = {"deterministic_mode", "full_determinism"}, .free_on_resume = true});
+    v.field("tune_gemm", tune_gemm,
+            "Time the algorithms of each matrix product on a GPU at its first use, and keep the "
+            "fastest in ~/.cache/tessera and in checkpoints; false: the library's first proposal",
+            {.free_on_resume = true});
   }
 };
 

@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_writer.h"
 #include "data/loader.h"
 #include "engine/train/evaluator.h"
+#include "engine/train/gemm_choices_cache.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/run_setup.h"
@@ -73,6 +74,7 @@ class Trainer {
   LearningRateSchedule schedule_;
   RuntimeOptions options_;
   RuntimeMemory memory_;
+  std::optional<GemmChoicesCache> gemm_choices_;  // where run.tune_gemm is on
   std::unique_ptr<ModelRuntime> runtime_;
   std::unique_ptr<BatchUploader> uploader_;
   std::unique_ptr<Staging> staging_;

@@ -1,4 +1,5 @@
-// Which implementation of attention runs: cuDNN's fused kernels where they apply, the plain ones elsewhere.
+// Which implementation of attention runs: cuDNN's fused kernels where they apply and their workspace is
+// bounded, our tensor-core kernels next, the plain ones elsewhere.
 #include "kernels/cuda/attention_paths.h"
 #include "kernels/ops.h"
 
@@ -12,7 +13,7 @@ void attention_forward(const AttentionForward& args, Stream& stream) {
 }
 
 void attention_backward(const AttentionBackward& args, Stream& stream) {
-  if (cudnn_attention_backward(args, stream)) return;
+  if (cudnn_attention_backward(args, stream) || mma_attention_backward(args, stream)) return;
   plain_attention_backward(args, stream);
 }
 

@@ -10,6 +10,10 @@ namespace tessera::cuda {
 void plain_attention_forward(const AttentionForward& args, Stream& stream);
 void plain_attention_backward(const AttentionBackward& args, Stream& stream);
 
+// Tensor cores without a library, bf16; deterministic. False, without having done anything, where it does
+// not apply (mma_attention_applies, alignment).
+bool mma_attention_backward(const AttentionBackward& args, Stream& stream);
+
 // cuDNN's fused kernels, bf16. False, without having done anything, where cuDNN has no kernel for these
 // arguments (or is not part of this build).
 bool cudnn_attention_forward(const AttentionForward& args, Stream& stream);

@@ -1,16 +1,18 @@
-// Causal grouped-query attention over packed documents in tiles, without matrix units: for fp32 and fp64,
-// for head sizes that the library kernels refuse, and as their reference. Bound by shared memory and fp32
-// arithmetic. A tile of queries is a run of rows and may span documents: each row carries the range of
-// keys it sees, and key tiles cover the union. Deterministic: dq is summed by the block of its queries,
-// dk and dv by the block of their keys.
+// Causal grouped-query attention over packed documents in tiles, without matrix units: for fp32 and
+// fp64, for head sizes that the library kernels refuse, and as their reference. Bound by shared
+// memory and fp32 arithmetic. A tile of queries is a run of rows and may span documents: each row
+// carries the range of keys it sees, and key tiles cover the union. Deterministic: dq is summed by
+// the block of its queries, dk and dv by the block of their keys.
 #include "kernels/cuda/attention_paths.h"
+#include "kernels/cuda/attention_ranges.cuh"
 #include "kernels/cuda/common.cuh"
 #include "kernels/ops.h"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 256;  // 16 x 16: thread (ty, tx) works on rows ty + 16 i and columns tx + 16 j
+constexpr int kThreads =
+    256;  // 16 x 16: thread (ty, tx) works on rows ty + 16 i and columns tx + 16 j
 constexpr int kSide = 16;
 constexpr int kDecodeWarps = 4;
 
@@ -33,64 +35,11 @@ struct Arguments {
   double scale;
 };
 
-// The keys [begin, end) that query row `t` sees; empty past the last document.
-struct Range {
-  int begin;
-  int end;
-};
-
-// Last document that starts at or before `row`; documents at the end may be empty.
-__device__ __forceinline__ int document_of(const std::int32_t* cu, int documents, int row) {
-  int low = 0;
-  int high = documents;  // cu[low] <= row < cu[high] is kept
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (cu[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-__device__ __forceinline__ Range keys_of_query(const Arguments& a, int t) {
-  if (t >= a.queries || t >= a.cu_q[a.documents]) return {0, 0};
-  const int d = document_of(a.cu_q, a.documents, t);
-  const int end = a.cu_k[d + 1] - (a.cu_q[d + 1] - 1 - t);
-  const int begin = a.window > 0 ? max(a.cu_k[d], end - a.window) : a.cu_k[d];
-  return {begin, max(begin, end)};
-}
-
-// The queries that see key row `j`.
-__device__ __forceinline__ Range queries_of_key(const Arguments& a, int j) {
-  if (j >= a.keys || j >= a.cu_k[a.documents]) return {0, 0};
-  const int d = document_of(a.cu_k, a.documents, j);
-  const int first = a.cu_q[d + 1] - a.cu_k[d + 1] + j;  // the query whose last key is j
-  const int begin = max(a.cu_q[d], first);
-  const std::int64_t last = static_cast<std::int64_t>(first) + a.window;
-  const int end = a.window > 0 && last < a.cu_q[d + 1] ? static_cast<int>(last) : a.cu_q[d + 1];
-  return {begin, max(begin, end)};
-}
-
-// Smallest begin and largest end of the non-empty ranges of a tile.
-template <int kTile>
-__device__ __forceinline__ Range union_of(const Range* ranges) {
-  Range all{0x7fffffff, 0};
-  for (int i = 0; i < kTile; ++i) {
-    if (ranges[i].begin >= ranges[i].end) continue;
-    all.begin = min(all.begin, ranges[i].begin);
-    all.end = max(all.end, ranges[i].end);
-  }
-  if (all.end == 0) all.begin = 0;
-  return all;
-}
-
-// tile[i][d] = row first + i of head `head`, zero at or past row `rows` and past head_dim: what lies behind
-// the last visible row may be uninitialised and must not meet a weight of zero.
+// tile[i][d] = row first + i of head `head`, zero at or past row `rows` and past head_dim: what
+// lies behind the last visible row may be uninitialised and must not meet a weight of zero.
 template <typename C, int kTile, int kDim>
-__device__ __forceinline__ void load_tile(const View& view, int first, int rows, int head, int head_dim,
-                                          C (*tile)[kDim + 1]) {
+__device__ __forceinline__ void load_tile(const View& view, int first, int rows, int head,
+                                          int head_dim, C (*tile)[kDim + 1]) {
   for (int i = threadIdx.x; i < kTile * kDim; i += kThreads) {
     const int r = i / kDim;
     const int d = i % kDim;
@@ -129,7 +78,8 @@ __device__ __forceinline__ void multiply_rows(const C (*a)[kDim + 1], const C (*
   }
 }
 
-// sum[i][j] += sum over r of weights[ty + 16 i][r] x[r][tx + 16 j] (kTransposed: weights[r][ty + 16 i]).
+// sum[i][j] += sum over r of weights[ty + 16 i][r] x[r][tx + 16 j] (kTransposed: weights[r][ty + 16
+// i]).
 template <typename C, int kTile, int kDim, bool kTransposed>
 __device__ __forceinline__ void add_weighted(const C (*weights)[kTile + 1], const C (*x)[kDim + 1],
                                              C (&sum)[kTile / kSide][kDim / kSide]) {
@@ -140,7 +90,8 @@ __device__ __forceinline__ void add_weighted(const C (*weights)[kTile + 1], cons
   for (int r = 0; r < kTile; ++r) {
     C w[M];
 #pragma unroll
-    for (int i = 0; i < M; ++i) w[i] = kTransposed ? weights[r][ty + kSide * i] : weights[ty + kSide * i][r];
+    for (int i = 0; i < M; ++i)
+      w[i] = kTransposed ? weights[r][ty + kSide * i] : weights[ty + kSide * i][r];
 #pragma unroll
     for (int j = 0; j < kDim / kSide; ++j) {
       const C value = x[r][tx + kSide * j];
@@ -151,7 +102,8 @@ __device__ __forceinline__ void add_weighted(const C (*weights)[kTile + 1], cons
 }
 
 template <typename C, int kTile, int kDim>
-__device__ __forceinline__ void store_tile(const View& view, int first, int rows, int head, int head_dim,
+__device__ __forceinline__ void store_tile(const View& view, int first, int rows, int head,
+                                           int head_dim,
                                            const C (&values)[kTile / kSide][kDim / kSide]) {
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -164,7 +116,8 @@ __device__ __forceinline__ void store_tile(const View& view, int first, int rows
       const int d = tx + kSide * j;
       if (d >= head_dim) continue;
       store_any<C>(view.data, view.dtype,
-                   static_cast<std::int64_t>(row) * view.stride + static_cast<std::int64_t>(head) * head_dim + d,
+                   static_cast<std::int64_t>(row) * view.stride +
+                       static_cast<std::int64_t>(head) * head_dim + d,
                    values[i][j]);
     }
   }
@@ -195,7 +148,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Arguments a) {
   if (threadIdx.x < kTile) shared.ranges[threadIdx.x] = keys_of_query(a, first + threadIdx.x);
   load_tile<C, kTile, kDim>(a.q, first, a.queries, head, a.head_dim, shared.q);
   __syncthreads();
-  const Range all = union_of<kTile>(shared.ranges);
+  const Range all = union_of(shared.ranges, kTile);
   C out[M][kDim / kSide] = {};
   const int soft_row = threadIdx.x / kLanes;
   const int soft_lane = threadIdx.x % kLanes;
@@ -233,7 +186,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Arguments a) {
       sum += p;
     }
 #pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     const C rescale = exp(maximum - shift);
     total = total * rescale + sum;
     maximum = best;
@@ -252,7 +206,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Arguments a) {
     shared.total[soft_row] = total > C(0) ? C(1) / total : C(0);
     const int row = first + soft_row;
     if (a.lse != nullptr && row < a.queries && total > C(0)) {
-      static_cast<C*>(a.lse)[static_cast<std::int64_t>(row) * a.heads_q + head] = maximum + log(total);
+      static_cast<C*>(a.lse)[static_cast<std::int64_t>(row) * a.heads_q + head] =
+          maximum + log(total);
     }
   }
   __syncthreads();
@@ -278,7 +233,8 @@ struct BackwardShared {
 };
 
 template <typename C, int kTile>
-__device__ __forceinline__ void load_row_values(const Arguments& a, int first, int head, C* lse, C* delta) {
+__device__ __forceinline__ void load_row_values(const Arguments& a, int first, int head, C* lse,
+                                                C* delta) {
   if (threadIdx.x >= kTile) return;
   const int row = first + threadIdx.x;
   const std::int64_t at = static_cast<std::int64_t>(row) * a.heads_q + head;
@@ -288,11 +244,12 @@ __device__ __forceinline__ void load_row_values(const Arguments& a, int first, i
   delta[threadIdx.x] = is_there ? static_cast<const C*>(a.delta)[at] : C(0);
 }
 
-// p and ds of (query row ty + 16 i, key column tx + 16 j) into shared memory; `ranges` are of the queries
-// (kRangesOfKeys: of the keys, holding query rows).
+// p and ds of (query row ty + 16 i, key column tx + 16 j) into shared memory; `ranges` are of the
+// queries (kRangesOfKeys: of the keys, holding query rows).
 template <typename C, int kTile, int kDim, bool kRangesOfKeys>
-__device__ __forceinline__ void score_gradients(const Arguments& a, BackwardShared<C, kTile, kDim>& shared,
-                                                int query, int key) {
+__device__ __forceinline__ void score_gradients(const Arguments& a,
+                                                BackwardShared<C, kTile, kDim>& shared, int query,
+                                                int key) {
   constexpr int M = kTile / kSide;
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -329,7 +286,7 @@ __global__ void __launch_bounds__(kThreads) backward_query_kernel(Arguments a) {
   load_tile<C, kTile, kDim>(a.q, first, a.queries, head, a.head_dim, shared.q);
   load_tile<C, kTile, kDim>(a.dout, first, a.queries, head, a.head_dim, shared.dout);
   __syncthreads();
-  const Range all = union_of<kTile>(shared.ranges);
+  const Range all = union_of(shared.ranges, kTile);
   C dq[kTile / kSide][kDim / kSide] = {};
   for (int key = all.begin; key < all.end; key += kTile) {
     load_tile<C, kTile, kDim>(a.k, key, all.end, kv_head, a.head_dim, shared.k);
@@ -355,7 +312,7 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(Arguments a) {
   load_tile<C, kTile, kDim>(a.k, first, a.keys, kv_head, a.head_dim, shared.k);
   load_tile<C, kTile, kDim>(a.v, first, a.keys, kv_head, a.head_dim, shared.v);
   __syncthreads();
-  const Range all = union_of<kTile>(shared.ranges);
+  const Range all = union_of(shared.ranges, kTile);
   C dk[kTile / kSide][kDim / kSide] = {};
   C dv[kTile / kSide][kDim / kSide] = {};
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -378,7 +335,8 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(Arguments a) {
 // delta = dout . out; a warp per (row, head).
 template <typename C>
 __global__ void __launch_bounds__(kThreads) delta_kernel(Arguments a) {
-  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const std::int64_t item =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (item >= static_cast<std::int64_t>(a.queries) * a.heads_q) return;
   const std::int64_t row = divide(item, a.heads_q);
   const std::int64_t col = (item - row * a.heads_q) * a.head_dim;
@@ -391,7 +349,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(Arguments a) {
   if (threadIdx.x % 32 == 0) static_cast<C*>(a.delta)[item] = sum;
 }
 
-// One query per block and head: decoding. Warps take every fourth key; a lane holds head_dim / 32 columns.
+// One query per block and head: decoding. Warps take every fourth key; a lane holds head_dim / 32
+// columns.
 template <typename C>
 __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(Arguments a) {
   constexpr int kColumns = 8;
@@ -409,7 +368,8 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(Arguments a) 
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int d = lane + 32 * i;
-    q[i] = d < a.head_dim ? load_any<C>(a.q.data, a.q.dtype, q_at + d) * static_cast<C>(a.scale) : C(0);
+    q[i] = d < a.head_dim ? load_any<C>(a.q.data, a.q.dtype, q_at + d) * static_cast<C>(a.scale)
+                          : C(0);
   }
   C maximum = minus_infinity<C>();
   C total = 0;
@@ -457,7 +417,8 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(Arguments a) 
     C value = 0;
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) value += sums[w][d] * factors[w];
-    store_any<C>(a.out.data, a.out.dtype, row * a.out.stride + static_cast<std::int64_t>(head) * a.head_dim + d,
+    store_any<C>(a.out.data, a.out.dtype,
+                 row * a.out.stride + static_cast<std::int64_t>(head) * a.head_dim + d,
                  all > C(0) ? value / all : C(0));
   }
   if (threadIdx.x == 0 && a.lse != nullptr && all > C(0)) {
@@ -490,8 +451,10 @@ template <typename Kernel>
 void launch_tiles(Kernel kernel, std::size_t shared_bytes, int tiles, int heads, const Arguments& a,
                   cudaStream_t stream) {
   CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads)), kThreads, shared_bytes, stream>>>(a);
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)));
+  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads)), kThreads, shared_bytes,
+           stream>>>(a);
   TESSERA_LAUNCHED();
 }
 
@@ -499,8 +462,10 @@ template <typename Args>
 Arguments common_arguments(const Args& args) {
   CHECK(args.shape.head_dim <= 256, "[attention] head_dim is {}, the CUDA kernels go up to 256",
         args.shape.head_dim);
-  CHECK(args.q.rows() < (std::int64_t{1} << 31) - 1024 && args.k.rows() < (std::int64_t{1} << 31) - 1024,
-        "[attention] {} queries and {} keys, the CUDA kernels go up to 2^31", args.q.rows(), args.k.rows());
+  CHECK(args.q.rows() < (std::int64_t{1} << 31) - 1024 &&
+            args.k.rows() < (std::int64_t{1} << 31) - 1024,
+        "[attention] {} queries and {} keys, the CUDA kernels go up to 2^31", args.q.rows(),
+        args.k.rows());
   Arguments a{};
   a.q = View(args.q);
   a.k = View(args.k);
@@ -522,7 +487,8 @@ Arguments common_arguments(const Args& args) {
 
 int tiles_of(int rows, int tile) { return (rows + tile - 1) / tile; }
 
-// ---- Document bounds for the library kernels -------------------------------------------------------
+// ---- Document bounds for the library kernels
+// -------------------------------------------------------
 
 __global__ void document_offsets_kernel(DocumentOffsets o) {
   for (std::int64_t d = threadIdx.x; d <= o.documents; d += blockDim.x) {
@@ -538,8 +504,9 @@ __global__ void document_offsets_kernel(DocumentOffsets o) {
 }
 
 // Block per row; rows before the end return at once.
-__global__ void zero_rows_past_end_kernel(const std::int32_t* cu, std::int64_t documents, std::uint8_t* data,
-                                          std::int64_t stride_bytes, std::int64_t row_bytes) {
+__global__ void zero_rows_past_end_kernel(const std::int32_t* cu, std::int64_t documents,
+                                          std::uint8_t* data, std::int64_t stride_bytes,
+                                          std::int64_t row_bytes) {
   if (blockIdx.x < cu[documents]) return;
   std::uint8_t* row = data + blockIdx.x * stride_bytes;
   for (std::int64_t i = threadIdx.x; i < row_bytes; i += blockDim.x) row[i] = 0;
@@ -565,8 +532,8 @@ void plain_attention_forward(const AttentionForward& args, Stream& stream) {
   choose_config(args.q.dtype, a.head_dim, limit, [&](auto config) {
     using K = decltype(config);
     launch_tiles(forward_kernel<typename K::C, K::kTile, K::kDim>,
-                 sizeof(ForwardShared<typename K::C, K::kTile, K::kDim>), tiles_of(a.queries, K::kTile), a.heads_q, a,
-                 s);
+                 sizeof(ForwardShared<typename K::C, K::kTile, K::kDim>),
+                 tiles_of(a.queries, K::kTile), a.heads_q, a, s);
   });
 }
 
@@ -595,19 +562,20 @@ void plain_attention_backward(const AttentionBackward& args, Stream& stream) {
     using K = decltype(config);
     constexpr std::size_t shared = sizeof(BackwardShared<typename K::C, K::kTile, K::kDim>);
     if (a.queries > 0) {
-      launch_tiles(backward_query_kernel<typename K::C, K::kTile, K::kDim>, shared, tiles_of(a.queries, K::kTile),
-                   a.heads_q, a, s);
+      launch_tiles(backward_query_kernel<typename K::C, K::kTile, K::kDim>, shared,
+                   tiles_of(a.queries, K::kTile), a.heads_q, a, s);
     }
     if (a.keys > 0) {
-      launch_tiles(backward_key_kernel<typename K::C, K::kTile, K::kDim>, shared, tiles_of(a.keys, K::kTile),
-                   a.heads_kv, a, s);
+      launch_tiles(backward_key_kernel<typename K::C, K::kTile, K::kDim>, shared,
+                   tiles_of(a.keys, K::kTile), a.heads_kv, a, s);
     }
   });
 }
 
 void fill_document_offsets(const DocumentOffsets& offsets, Stream& stream) {
   const cudaStream_t s = native(stream);
-  const int threads = static_cast<int>(std::min<std::int64_t>(1024, ceil_div(offsets.documents + 1, 32) * 32));
+  const int threads =
+      static_cast<int>(std::min<std::int64_t>(1024, ceil_div(offsets.documents + 1, 32) * 32));
   document_offsets_kernel<<<1, threads, 0, s>>>(offsets);
   TESSERA_LAUNCHED();
 }
@@ -617,9 +585,9 @@ void zero_rows_past_end(const Tensor& cu, std::initializer_list<Tensor> tensors,
   for (const Tensor& t : tensors) {
     if (t.numel() == 0) continue;
     const auto size = static_cast<std::int64_t>(size_of(t.dtype));
-    zero_rows_past_end_kernel<<<grid_size(t.rows()), 64, 0, s>>>(pointer<std::int32_t>(cu), cu.numel() - 1,
-                                                                 pointer<std::uint8_t>(t), t.row_stride * size,
-                                                                 t.cols() * size);
+    zero_rows_past_end_kernel<<<grid_size(t.rows()), 64, 0, s>>>(
+        pointer<std::int32_t>(cu), cu.numel() - 1, pointer<std::uint8_t>(t), t.row_stride * size,
+        t.cols() * size);
     TESSERA_LAUNCHED();
   }
 }

@@ -386,6 +386,16 @@ ParityCase elementwise_case(DType dtype, std::int64_t rows, std::int64_t cols) {
           }};
 }
 
+// `lengths` and `count` documents without tokens, which cost the library scratch all the same.
+std::vector<std::int32_t> with_empty(std::vector<std::int32_t> lengths, std::size_t count) {
+  lengths.resize(lengths.size() + count, 0);
+  return lengths;
+}
+Documents self_attention(const std::string& name, const std::vector<std::int32_t>& lengths, std::int64_t heads_q,
+                         std::int64_t heads_kv, std::int64_t head_dim, std::int64_t window, std::int64_t extra_rows) {
+  return {name, lengths, lengths, heads_q, heads_kv, head_dim, window, extra_rows};
+}
+
 std::vector<ParityCase> parity_cases() {
   const DType bf = DType::kBF16, fp = DType::kF32;
   std::vector<ParityCase> cases;
@@ -422,6 +432,14 @@ std::vector<ParityCase> parity_cases() {
     cases.push_back(attention_case(t, {"head96", {300, 80}, {300, 80}, 6, 3, 96, 0, 0}, true));
     cases.push_back(attention_case(t, {"head256", {200, 80}, {200, 80}, 4, 1, 256, 0, 0}, true));
     cases.push_back(attention_case(t, {"many", std::vector<std::int32_t>(40, 31), std::vector<std::int32_t>(40, 31), 8, 2, 64, 0, 0}, true));
+    // Heads in several turns of the library, then too many documents for it: the own tensor-core kernels.
+    cases.push_back(attention_case(t, self_attention("turns", with_empty({512, 300}, 450), 32, 8, 128, 0, 0), true));
+    cases.push_back(attention_case(t, self_attention("own128", with_empty({512, 700}, 2000), 32, 8, 128, 0, 0), true));
+    cases.push_back(attention_case(t, self_attention("own64", with_empty({300, 1, 723}, 2000), 32, 8, 64, 0, 33), true));
+    cases.push_back(attention_case(t, self_attention("own_window128", with_empty({900, 150}, 1000), 8, 8, 128, 200, 0), true));
+    cases.push_back(attention_case(t, self_attention("own_window64", with_empty({257, 131}, 8000), 4, 1, 64, 37, 5), true));
+    cases.push_back(attention_case(t, self_attention("own_odd", with_empty({131, 67, 1, 5}, 2000), 6, 2, 72, 0, 0), true));
+    cases.push_back(attention_case(t, {"own_chunks64", {1, 77, 0}, {300, 129, 40}, 8, 4, 64, 50, 3}, false));
   }
   cases.push_back(optimizer_case(bf, bf, bf, false));
   cases.push_back(optimizer_case(bf, fp, bf, true));

@@ -31,7 +31,8 @@ void add_tokenize_command(CLI::App& app, int& code);
 Device choose_device(const std::string& name, int local_rank);
 
 // A context for one of `local_ranks` ranks on this machine: the cores are shared among them.
-std::unique_ptr<BackendContext> make_rank_context(Device device, int local_ranks);
+// `tunes_gemm`: ContextOptions::autotune_gemm.
+std::unique_ptr<BackendContext> make_rank_context(Device device, int local_ranks, bool tunes_gemm = false);
 
 // Runs body(rank, communicator, context) as `ranks` thread ranks of this process on the CPU, or on the
 // GPUs. For commands that need a model but no launcher: eval, generate, export.

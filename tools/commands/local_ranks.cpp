@@ -19,8 +19,9 @@ Device choose_device(const std::string& name, int local_rank) {
   return Device{DeviceKind::kCuda, local_rank % gpus};
 }
 
-std::unique_ptr<BackendContext> make_rank_context(Device device, int local_ranks) {
+std::unique_ptr<BackendContext> make_rank_context(Device device, int local_ranks, bool tunes_gemm) {
   ContextOptions options;
+  options.autotune_gemm = tunes_gemm;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   options.cpu_threads = std::max(1, cores / std::max(1, local_ranks));
   return make_context(device, options);

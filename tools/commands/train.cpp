@@ -69,7 +69,8 @@ int run(const Options& options) {
     }
   };
   return run_ranks(launch, [&](RankContext& rank) {
-    const auto context = make_rank_context(choose_device(config.run.device, rank.local_rank), rank.world_size);
+    const auto context = make_rank_context(choose_device(config.run.device, rank.local_rank),
+                                           rank.world_size, config.run.tune_gemm);
     RunConfig resolved = config;
     resolve(resolved, rank.world_size, on_gpu);
     Trainer trainer(std::move(resolved), options.settings, std::move(rank.world), *context, rank.control);

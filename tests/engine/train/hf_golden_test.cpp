@@ -32,10 +32,26 @@ std::vector<std::string> golden_names() {
   return names;
 }
 
-class HfGolden : public ::testing::TestWithParam<std::string> {
+struct Golden {
+  std::string name;
+  DeviceKind device = DeviceKind::kCpu;
+};
+std::ostream& operator<<(std::ostream& out, const Golden& golden) { return out << golden.name; }
+
+std::vector<Golden> goldens_on(DeviceKind device) {
+  std::vector<Golden> goldens;
+  for (const std::string& name : golden_names()) goldens.push_back({name, device});
+  return goldens;
+}
+
+class HfGolden : public ::testing::TestWithParam<Golden> {
  protected:
   void SetUp() override {
-    folder_ = golden_root() / GetParam();
+    if (GetParam().device == DeviceKind::kCuda && cuda_device_count() == 0) {
+      GTEST_SKIP() << "no CUDA device";
+    }
+    folder_ = golden_root() / GetParam().name;
+    setup_.device.kind = GetParam().device;
     std::ifstream(folder_ / "golden.json") >> golden_;
     setup_.config = load_hf_config(folder_).model;
     weights_ = std::make_unique<SafetensorsFolder>(folder_);
@@ -102,7 +118,7 @@ TEST_P(HfGolden, LossesAndGradientsUnderTensorParallelism) {
 }
 
 TEST_P(HfGolden, LogitsOfEveryDocument) {
-  const auto context = make_context(Device{});
+  const auto context = make_context(setup_.device);
   const ProcessMesh mesh(make_self_communicator(), MeshShape{});
   for (const Json& row : golden_.at("rows")) {
     const HostBatch batch = batch_of(row);
@@ -147,22 +163,31 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
       DeviceBatch device = runtime.batch();
       device.tokens = device.tokens.flat_slice(0, count);
       device.positions = device.positions.flat_slice(0, count);
-      std::copy_n(batch.tokens.begin() + begin, count, device.tokens.as<std::int32_t>());
-      std::copy_n(batch.positions.begin() + begin, count, device.positions.as<std::int32_t>());
-      device.documents.as<std::int32_t>()[0] = keys.as<std::int32_t>()[0] = 0;
-      device.documents.as<std::int32_t>()[1] = keys.as<std::int32_t>()[1] = static_cast<std::int32_t>(count);
+      const std::int32_t bounds[2] = {0, static_cast<std::int32_t>(count)};
+      Stream& stream = runtime.compute();
+      stream.copy_bytes(device.tokens.data, &batch.tokens[static_cast<std::size_t>(begin)],
+                        device.tokens.bytes());
+      stream.copy_bytes(device.positions.data, &batch.positions[static_cast<std::size_t>(begin)],
+                        device.positions.bytes());
+      stream.copy_bytes(device.documents.data, bounds, sizeof bounds);
+      stream.copy_bytes(keys.data, bounds, sizeof bounds);
+      stream.synchronize();
       LayerContext layer = runtime.layer_context();
       runtime.model().decode(device, caches, 0, keys, 0, logits, layer);
-      runtime.compute().synchronize();
-      got.insert(got.end(), logits.as<float>(), logits.as<float>() + logits.numel());
+      std::vector<float> values(static_cast<std::size_t>(logits.numel()));
+      stream.copy_bytes(values.data(), logits.data, logits.bytes());
+      stream.synchronize();
+      got.insert(got.end(), values.begin(), values.end());
     }
     expect_near(got, reference("logits." + row.at("name").get<std::string>()),
                 row.at("name").get<std::string>());
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, HfGolden, ::testing::ValuesIn(golden_names()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Families, HfGolden, ::testing::ValuesIn(goldens_on(DeviceKind::kCpu)),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(OnGpu, HfGolden, ::testing::ValuesIn(goldens_on(DeviceKind::kCuda)),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tessera::test
