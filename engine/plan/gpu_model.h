@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "engine/device/context.h"
@@ -11,12 +12,12 @@ namespace tessera {
 struct GpuModel {
   std::string name;
   Capabilities capabilities;
-  std::size_t usable_bytes = 0;    // for Tessera's arenas; 0: unlimited (cpu)
-  std::size_t reserved_bytes = 0;  // driver context, library handles, communication buffers
-  double sustained_bf16_flops = 0; // matrix products after seconds of load; 0: unknown
+  std::size_t usable_bytes = 0;     // for Tessera's arenas; 0: unlimited (cpu)
+  std::size_t reserved_bytes = 0;   // driver context, library handles, communication buffers
+  double sustained_bf16_flops = 0;  // matrix products after seconds of load; 0: unknown
 };
 
-// By name ("h100-sxm"); kUser, listing the names, if there is no such model.
-GpuModel find_gpu_model(const std::string& name);
+// By name ("h100-sxm"), for a job of `ranks`; kUser, listing the names, if there is no such model.
+GpuModel find_gpu_model(const std::string& name, std::int64_t ranks);
 
 }  // namespace tessera

@@ -73,9 +73,9 @@ int run(const Options& options) {
   // A plan needs no tokenizer but to count the tokens that are added.
   const HfConfig hf = load_run_model(
       config, config.data.add_tokens.empty() ? RunTokenizer{} : load_run_tokenizer(config));
-  const GpuModel gpu = find_gpu_model(options.gpu);
-  const bool on_gpu = gpu.capabilities.target == DeviceKind::kCuda;
   const std::int64_t ranks = config.run.ranks.value_or(options.gpus_per_node * options.nodes);
+  const GpuModel gpu = find_gpu_model(options.gpu, ranks);
+  const bool on_gpu = gpu.capabilities.target == DeviceKind::kCuda;
   resolve(config, ranks, on_gpu);
   const MeshShape mesh = mesh_shape(config, ranks);
   const BatchShape batch = batch_shape(config, mesh.data);
