@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <set>
 
+#if TESSERA_WITH_ZSTD
+#include <zstd.h>
+#endif
+
 #include "data/readers/source_files.h"
 #include "tests/data/data_test_support.h"
 
@@ -164,6 +168,34 @@ TEST_F(TextSources, CompressedFiles) {
     EXPECT_NE(std::string(error.what()).find("a.jsonl.gz ends in the middle"), std::string::npos);
   }
 }
+
+#if TESSERA_WITH_ZSTD
+// As libraries write it by default: no checksum behind the last block, whose end does not fall on
+// that of a read.
+TEST_F(TextSources, ZstandardFramesWithoutAChecksum) {
+  std::string lines;
+  for (int i = 0; lines.size() < 300000; ++i) lines += "{\"text\":\"" + std::to_string(i) + "\"}\n";
+  const auto count = std::count(lines.begin(), lines.end(), '\n');
+  for (const std::size_t block : {1000, 70000, 200000}) {
+    ZSTD_CCtx* context = ZSTD_createCCtx();
+    std::string packed(ZSTD_compressBound(lines.size()) + 20 * (lines.size() / block + 1), '\0');
+    ZSTD_outBuffer out{packed.data(), packed.size(), 0};
+    for (std::size_t at = 0; at < lines.size(); at += block) {
+      const std::size_t size = std::min(block, lines.size() - at);
+      ZSTD_inBuffer in{lines.data() + at, size, 0};
+      const bool is_last = at + size == lines.size();
+      ASSERT_EQ(ZSTD_compressStream2(context, &out, &in, is_last ? ZSTD_e_end : ZSTD_e_flush), 0u);
+    }
+    ZSTD_freeCCtx(context);
+    packed.resize(out.pos);
+    const std::string name = "blocks" + std::to_string(block) + ".jsonl.zst";
+    EXPECT_EQ(documents_of(name, packed).size(), static_cast<std::size_t>(count)) << block;
+    EXPECT_NE(
+        error_of_file("cut" + name, packed.substr(0, packed.size() - 5)).find("in the middle"),
+        std::string::npos);
+  }
+}
+#endif
 
 TEST_F(TextSources, RangesOfALargeFileJoinWithoutLossOrDoubles) {
   // Longer than one range of 32 MiB, so it is cut; lines of many lengths lie across the cut.
