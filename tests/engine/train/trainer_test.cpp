@@ -301,6 +301,30 @@ TEST_F(TrainerRun, SixtyFourRanksEqualOneAndContinueElsewhere) {
   for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses("many").at(step), loss, 1e-5 * loss) << step;
 }
 
+// Every stage decides alike, from a loss that only the last one computes.
+TEST_F(TrainerRun, StagesAgreeOnBadStepsAndOnStopping) {
+  const std::vector<std::string> bad = {"parallel.pipeline=2", "parallel.zero=3", "optimizer.learning_rate=1e30",
+                                        "optimizer.max_grad_norm=0"};
+  EXPECT_EQ(train("bad", 4, 6, bad), 3);
+  EXPECT_NE(failure_.find("not finite"), std::string::npos) << failure_;
+  std::vector<std::string> skip = bad;
+  skip.push_back("faults.nan=skip");
+  EXPECT_EQ(train("skip", 4, 6, skip), 0) << failure_;
+  EXPECT_EQ(losses("skip").size(), 6u);
+  ASSERT_EQ(train("whole", 2, 5, {"parallel.pipeline=2"}), 0) << failure_;
+  EXPECT_EQ(train("run", 2, 5, {"parallel.pipeline=2", "run.time_limit=0s"}), 75) << failure_;
+  EXPECT_EQ(train("run", 2, 5, {"parallel.pipeline=2"}), 0) << failure_;
+  EXPECT_EQ(final_weights("run"), final_weights("whole"));
+}
+
+// B24: the error of a rank in the middle of a pipeline is what all of them end with.
+TEST_F(TrainerRun, AStageWithoutRoomEndsTheOthers) {
+  // The first stage keeps more micro-batches than the last and does not fit; the last would.
+  EXPECT_EQ(train("fits", 2, 1, {"parallel.pipeline=2", "memory.limit=2M"}), 0) << failure_;
+  EXPECT_EQ(train("run", 2, 1, {"parallel.pipeline=2", "memory.limit=100K"}), 1);
+  EXPECT_NE(failure_.find("[memory] rank"), std::string::npos) << failure_;
+}
+
 TEST_F(TrainerRun, MorePiecesThanBlocksAreRefused) {
   EXPECT_EQ(train("run", 3, 3, {"parallel.pipeline=3"}), 2);
   EXPECT_NE(failure_.find("2 blocks"), std::string::npos) << failure_;
