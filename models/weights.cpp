@@ -197,7 +197,10 @@ void refresh_weights(ModelRuntime& runtime) {
 std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
   std::vector<NamedState> states;
   ParamStore& params = runtime.params();
-  const bool is_first_copy = params.shard_count() > 1 || params.mesh().data_context().rank() == 0;
+  const ProcessMesh& mesh = params.mesh();
+  const bool is_first_replica = !mesh.has_replicas() || mesh.replicas().rank() == 0;
+  const bool is_first_copy =
+      params.shard_count() > 1 ? is_first_replica : mesh.data_context().rank() == 0;
   const auto collect = [&](const std::string& prefix,
                            const std::function<Tensor(const ParamStore::Shard&)>& get) {
     for (int b = 0; b < params.num_shards(); ++b) {

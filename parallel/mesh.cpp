@@ -102,6 +102,22 @@ ProcessMesh::ProcessMesh(std::unique_ptr<Communicator> world, const MeshShape& s
   pipeline_ = group("pp", {MeshAxis::kPipeline});
   data_context_ = group("dp_cp", {MeshAxis::kData, MeshAxis::kContext});
   model_ = group("pp_tp", {MeshAxis::kPipeline, MeshAxis::kTensor});
+  const int shard = shape.shard_size();
+  if (shard < data_context_->size()) {
+    CHECK(data_context_->size() % shard == 0, "[mesh] {} ranks are no multiple of shards over {}",
+          data_context_->size(), shard);
+    const std::vector<int> all =
+        mesh_members(shape_, coordinate_, {MeshAxis::kData, MeshAxis::kContext});
+    const int own = data_context_->rank();
+    std::vector<int> near;
+    std::vector<int> far;
+    for (int i = 0; i < data_context_->size(); ++i) {
+      if (i / shard == own / shard) near.push_back(all[static_cast<std::size_t>(i)]);
+      if (i % shard == own % shard) far.push_back(all[static_cast<std::size_t>(i)]);
+    }
+    shard_ = world_->subgroup(near, "shard");
+    replicas_ = world_->subgroup(far, "replicas");
+  }
   std::vector<int> ends = {world_->rank()};
   const int stage = coordinate_.pipeline;
   if (shape.pipeline > 1 && (stage == 0 || stage == shape.pipeline - 1)) {

@@ -17,7 +17,11 @@ struct MeshShape {
   int data = 1;
   int context = 1;
   int tensor = 1;
+  // Ranks of data x context that share ZeRO shards: runs of as many, the whole group by default
+  // (0).
+  int shard = 0;
   int size() const { return pipeline * data * context * tensor; }
+  int shard_size() const { return shard > 0 ? shard : data * context; }
 };
 
 struct MeshCoordinate {
@@ -47,8 +51,13 @@ class ProcessMesh {
   Communicator& data() const { return *data_; }
   Communicator& context() const { return *context_; }
   Communicator& pipeline() const { return *pipeline_; }
-  // dp x cp: gradients of one parameter are summed and ZeRO shards are cut over it.
+  // dp x cp: gradients of one parameter are summed over it.
   Communicator& data_context() const { return *data_context_; }
+  // The part of dp x cp over which ZeRO shards are cut: all of it, or a run of shard_size() ranks.
+  Communicator& shard() const { return shard_ ? *shard_ : *data_context_; }
+  // Where it is a part: the ranks that hold the same shard in the others.
+  bool has_replicas() const { return replicas_ != nullptr; }
+  Communicator& replicas() const { return *replicas_; }
   // pp x tp: ranks that together hold one copy of the model; norms are summed over it.
   Communicator& model() const { return *model_; }
   // The first and the last pipeline stage at this rank's other coordinates, for those two; a group
@@ -64,6 +73,8 @@ class ProcessMesh {
   std::unique_ptr<Communicator> context_;
   std::unique_ptr<Communicator> pipeline_;
   std::unique_ptr<Communicator> data_context_;
+  std::unique_ptr<Communicator> shard_;  // null where it is all of data_context
+  std::unique_ptr<Communicator> replicas_;
   std::unique_ptr<Communicator> model_;
   std::unique_ptr<Communicator> pipeline_ends_;
 };

@@ -17,6 +17,7 @@ struct ParallelOptions {
   std::string pipeline_schedule = "auto";
   std::int64_t virtual_stages = 1;
   std::int64_t context = 1;
+  std::string shard_group = "all";
   std::optional<std::int64_t> zero;  // unset: 1 when there is data parallelism, else 0
 
   void visit(FieldVisitor& v) {
@@ -53,6 +54,10 @@ struct ParallelOptions {
              .at_least = 1,
              .at_most = 1 << 16,
              .free_on_resume = true});
+    v.field("shard_group", shard_group,
+            "Which data-parallel ranks share what zero says. all: every one; node: those of a node, "
+            "each node holding a whole copy, so that only sums of gradients cross nodes",
+            {.choices = {"all", "node"}, .free_on_resume = true});
     v.field("zero", zero,
             "What data-parallel ranks share instead of each holding a copy. 0: nothing; 1: optimizer "
             "states; 2: gradients too; 3: weights too; auto: 1 when there is data parallelism",

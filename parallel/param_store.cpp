@@ -23,8 +23,8 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
   CHECK(options.zero >= 0 && options.zero <= 3, "[param_store] there is no ZeRO stage {}",
         options.zero);
   if (options.zero > 0) {
-    shard_count_ = mesh.data_context().size();
-    shard_rank_ = mesh.data_context().rank();
+    shard_count_ = mesh.shard().size();
+    shard_rank_ = mesh.shard().rank();
   }
   has_masters_ = options.trains && options.fp32_masters && options.compute == DType::kBF16;
   const int tensor_size = mesh.tensor().size();

@@ -52,9 +52,8 @@ void ParamSync::gather(WeightBuffer& buffer, int bucket) {
   const Tensor& whole = store_->bucket_weights(bucket);
   const Tensor& shard = store_->shard(bucket).weight;
   for (const BucketLayout::Part& part : store_->layout(bucket).parts) {
-    store_->mesh().data_context().all_gather(shard.flat_slice(part.shard_begin, part.shard_size),
-                                             whole.flat_slice(part.begin, part.size),
-                                             *communication_);
+    store_->mesh().shard().all_gather(shard.flat_slice(part.shard_begin, part.shard_size),
+                                      whole.flat_slice(part.begin, part.size), *communication_);
   }
   if (has_two_streams()) communication_->record(*buffer.gathered);
   buffer.bucket = bucket;
@@ -101,13 +100,14 @@ void ParamSync::open_gradients(int bucket) {
 }
 
 void ParamSync::reduce_over_data(int bucket) {
-  Communicator& group = store_->mesh().data_context();
   const Tensor& whole = store_->bucket_gradients(bucket);
   const Tensor& shard = store_->shard(bucket).gradient;
-  if (store_->shard_count() == 1 && !store_->shards_gradients()) {
-    if (group.size() > 1) group.all_reduce(whole, ReduceOp::kSum, *communication_);
+  if (store_->options().zero == 0) {
+    Communicator& all = store_->mesh().data_context();
+    if (all.size() > 1) all.all_reduce(whole, ReduceOp::kSum, *communication_);
     return;
   }
+  Communicator& group = store_->mesh().shard();
   const auto index = static_cast<std::size_t>(bucket);
   const bool adds = store_->shards_gradients() && has_gradient_[index];
   has_gradient_[index] = true;
@@ -153,7 +153,12 @@ void ParamSync::gradients_ready(int bucket, bool is_last_micro_batch) {
     buffer.bucket = -1;
     if (has_two_streams()) communication_->record(*buffer.reduced);
   }
-  if (is_last_micro_batch) sum_over_tensor(bucket);
+  if (!is_last_micro_batch) return;
+  if (store_->options().zero > 0 && store_->mesh().has_replicas()) {
+    store_->mesh().replicas().all_reduce(store_->shard(bucket).gradient, ReduceOp::kSum,
+                                         *communication_);
+  }
+  sum_over_tensor(bucket);
 }
 
 void ParamSync::finish_gradients() {
@@ -180,9 +185,9 @@ void ParamSync::publish() {
   for (int b = 0; b < store_->num_buckets(); ++b) {
     const Tensor& shard = store_->shard(b).weight;
     for (const BucketLayout::Part& part : store_->layout(b).parts) {
-      store_->mesh().data_context().all_gather(
-          shard.flat_slice(part.shard_begin, part.shard_size),
-          store_->bucket_weights(b).flat_slice(part.begin, part.size), *compute_);
+      store_->mesh().shard().all_gather(shard.flat_slice(part.shard_begin, part.shard_size),
+                                        store_->bucket_weights(b).flat_slice(part.begin, part.size),
+                                        *compute_);
     }
   }
 }

@@ -8,6 +8,10 @@
 //   micro-batch ZeRO 2   as ZeRO 1                               each rank adds its shard, on every
 //   micro-batch ZeRO 3   gathered when acquired or prefetched    as ZeRO 2
 //
+// Shards are cut over ProcessMesh::shard(). Where that is a part of the data-parallel ranks (a
+// node), the parts add up their shards of gradients on the last micro-batch and make the same
+// update.
+//
 // Gathers and reductions run on the communication stream; the streams are ordered by events only
 // and the host never waits.
 #pragma once

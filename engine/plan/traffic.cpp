@@ -31,23 +31,26 @@ Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const Runt
   traffic.pipeline_bytes = 2 * times * cuts / stages * (split ? activation / tp : activation);
 
   const double dp = mesh.data * mesh.context;
+  const double shards = mesh.shard_size();
   const double parameters = static_cast<double>(parameter_count(model)) / (tp * stages);
-  const double gradients =
-      parameters * static_cast<double>(size_of(options.params.gradients)) * (dp - 1) / dp;
+  const double all_gradients = parameters * static_cast<double>(size_of(options.params.gradients));
+  const double gradients = all_gradients * (shards - 1) / shards;
   const double weights =
-      parameters * static_cast<double>(size_of(options.params.compute)) * (dp - 1) / dp;
+      parameters * static_cast<double>(size_of(options.params.compute)) * (shards - 1) / shards;
+  const double replicas = dp / shards;
+  const double between = 2 * all_gradients / shards * (replicas - 1) / replicas;
   switch (options.params.zero) {
     case 0:
-      traffic.data_bytes = 2 * gradients;
+      traffic.data_bytes = 2 * all_gradients * (dp - 1) / dp;
       break;
     case 1:
-      traffic.data_bytes = gradients + weights;
+      traffic.data_bytes = gradients + weights + between;
       break;
     case 2:
-      traffic.data_bytes = times * gradients + weights;
+      traffic.data_bytes = times * gradients + weights + between;
       break;
     default:  // gathered for the forward and again for the backward
-      traffic.data_bytes = times * (gradients + 2 * weights);
+      traffic.data_bytes = times * (gradients + 2 * weights) + between;
   }
   return traffic;
 }

@@ -10,8 +10,6 @@ const std::map<std::string, std::string>& unavailable_keys() {
   static const std::map<std::string, std::string> kKeys = {
       {"adapter", "is not available in this version: it trains all weights, without LoRA adapters"},
       {"dpo", "is not available in this version: train.stage dpo is not"},
-      {"parallel.shard_group", "is not available in this version: optimizer states are sharded over all "
-                               "data-parallel ranks"},
       {"memory.offload", "is not available in this version: all state stays on its device"},
       {"data.train_on", "is not available in this version: conversations are not"},
       {"data.chat_template", "is not available in this version: conversations are not"},

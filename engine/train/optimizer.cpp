@@ -16,7 +16,7 @@ void optimizer_step(ModelRuntime& runtime, const AdamWSettings& settings) {
   // Ranks of one model copy hold different parameters; ranks of one ZeRO group, different shards.
   const ProcessMesh& mesh = runtime.mesh();
   mesh.model().all_reduce(sum, ReduceOp::kSum, stream);
-  if (params.shard_count() > 1) mesh.data_context().all_reduce(sum, ReduceOp::kSum, stream);
+  if (params.shard_count() > 1) mesh.shard().all_reduce(sum, ReduceOp::kSum, stream);
   step_control_finish(StepControlFinish{runtime.control(), sum, runtime.totals().flat_slice(1, 1)}, stream);
   for (int b = 0; b < params.num_shards(); ++b) {
     const ParamStore::Shard& shard = params.shard(b);

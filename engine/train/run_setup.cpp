@@ -113,12 +113,22 @@ std::vector<std::string> load_pretrained_weights(ModelRuntime& runtime, const Ru
   return names.notes;
 }
 
-MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks) {
+MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks, std::int64_t ranks_per_node) {
   MeshShape shape;
   shape.tensor = static_cast<int>(config.parallel.tensor);
   shape.pipeline = static_cast<int>(config.parallel.pipeline);
   shape.context = static_cast<int>(config.parallel.context);
   shape.data = static_cast<int>(data_parallel_size(config, ranks));
+  if (config.parallel.shard_group != "node" || ranks_per_node == 0) return shape;
+  // Tensor-parallel ranks are neighbours, so a node holds this many of a data-parallel group.
+  const std::int64_t group = std::int64_t{shape.data} * shape.context;
+  const std::int64_t on_node = std::min(group, ranks_per_node / shape.tensor);
+  CHECK_USER(
+      on_node >= 1 && ranks_per_node % shape.tensor == 0 && group % on_node == 0,
+      "[config] {} is node: {} data-parallel ranks of tensor groups of {} cannot be shared out "
+      "equally over nodes of {} ranks; write all",
+      config.locate("parallel.shard_group"), group, shape.tensor, ranks_per_node);
+  shape.shard = static_cast<int>(on_node);
   return shape;
 }
 

@@ -45,8 +45,9 @@ std::vector<std::string> load_pretrained_weights(ModelRuntime& runtime, const Ru
                                                  const RunTokenizer& tokenizer,
                                                  bool checks_duplicates);
 
-// The mesh that the configuration asks of `ranks` ranks; kUser where it does not fit the model.
-MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks);
+// The mesh that the configuration asks of `ranks` ranks, `ranks_per_node` of them on each node (0:
+// all on one); kUser where it does not fit.
+MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks, std::int64_t ranks_per_node = 0);
 
 // What the runtime needs to know, apart from how much is recomputed. `config` is resolved.
 RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,

@@ -1,8 +1,11 @@
 #include "engine/train/trainer.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 
 #include <nlohmann/json.hpp>
 
@@ -23,8 +26,25 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
+// Ranks on this rank's node, by the host's name; the same on every node, with neighbouring numbers.
+std::int64_t ranks_per_node(Communicator& world) {
+  char name[256] = {};
+  CHECK(gethostname(name, sizeof name - 1) == 0, "[train] the host has no name");
+  const auto color = static_cast<int>(std::hash<std::string>{}(name) & 0x7fffffff);
+  const auto node = world.split(color, world.rank(), "node");
+  const bool is_regular =
+      world.size() % node->size() == 0 && world.rank() % node->size() == node->rank();
+  CHECK_USER(is_regular,
+             "[config] parallel.shard_group is node: rank {} is number {} of {} on its node, and nodes "
+             "must have as many ranks each, numbered one after the other; write all",
+             world.rank(), node->rank(), node->size());
+  return node->size();
+}
+
 ProcessMesh make_mesh(const RunConfig& config, std::unique_ptr<Communicator> world) {
-  const MeshShape shape = mesh_shape(config, world->size());
+  const bool by_node = config.parallel.shard_group == "node";
+  const MeshShape shape =
+      mesh_shape(config, world->size(), by_node ? ranks_per_node(*world) : 0);
   return ProcessMesh(std::move(world), shape);
 }
 

@@ -69,6 +69,45 @@ TEST(Mesh, EveryAxisSumsOverItsOwnRanks) {
   });
 }
 
+TEST(Mesh, ShardsOfANodeAndTheirReplicas) {
+  // 2 stages x 4 data x 2 tensor; nodes of four ranks hold two data-parallel ranks.
+  MeshShape shape{2, 4, 1, 2};
+  shape.shard = 2;
+  run_thread_ranks(shape.size(), {}, [&](RankEnv& env) {
+    std::vector<int> all;
+    for (int r = 0; r < shape.size(); ++r) all.push_back(r);
+    ProcessMesh mesh(env.world.subgroup(all, "world"), shape);
+    const auto stream = env.context.make_stream("comm");
+    const auto members = [&](Communicator& group) {
+      std::vector<std::int32_t> ranks(static_cast<std::size_t>(group.size()));
+      std::int32_t own = mesh.world().rank();
+      group.all_gather({&own, DType::kI32, {1}, Device{}},
+                       {ranks.data(), DType::kI32, {group.size()}, Device{}}, *stream);
+      return std::vector<int>(ranks.begin(), ranks.end());
+    };
+    const int rank = mesh.world().rank();
+    const int first = rank / 4 * 4 + rank % 2;  // of its node
+    REQUIRE_THAT(members(mesh.shard()) == std::vector<int>({first, first + 2}), "shard");
+    REQUIRE_THAT(mesh.has_replicas(), "replicas");
+    const int stage = rank / 8 * 8;
+    const int place = rank % 4;
+    REQUIRE_THAT(members(mesh.replicas()) == std::vector<int>({stage + place, stage + 4 + place}),
+                 "replicas");
+    const int other = rank % 8;
+    REQUIRE_THAT(members(mesh.pipeline_ends()) == std::vector<int>({other, 8 + other}), "ends");
+  });
+}
+
+TEST(Mesh, OnlyTheEndsOfAPipelineShareAGroup) {
+  const MeshShape shape{3, 2, 1, 1};
+  for (int rank = 0; rank < 6; ++rank) {
+    const ProcessMesh mesh(make_meta_communicator(rank, 6), shape);
+    EXPECT_EQ(mesh.pipeline_ends().size(), rank / 2 == 1 ? 1 : 2) << rank;
+    EXPECT_EQ(mesh.pipeline_ends().rank(), rank / 2 == 2 ? 1 : 0) << rank;
+    EXPECT_FALSE(mesh.has_replicas());
+  }
+}
+
 TEST(Mesh, WrongWorldSizeNamesTheNumbers) {
   try {
     ProcessMesh mesh(make_self_communicator(), MeshShape{1, 2, 1, 4});

@@ -77,7 +77,7 @@ int run(const Options& options) {
   const GpuModel gpu = find_gpu_model(options.gpu, ranks);
   const bool on_gpu = gpu.capabilities.target == DeviceKind::kCuda;
   resolve(config, ranks, on_gpu);
-  const MeshShape mesh = mesh_shape(config, ranks);
+  const MeshShape mesh = mesh_shape(config, ranks, options.gpus_per_node);
   const BatchShape batch = batch_shape(config, mesh.data);
   // Without data the number of documents is a guess: it decides a few bytes only.
   const std::int64_t documents =

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "engine/core/error.h"
+#include "engine/train/run_setup.h"
 
 namespace tessera {
 namespace {
@@ -134,6 +135,22 @@ TEST(RunConfig, UnavailableFeaturesAreRefusedByName) {
   for (const auto& [assignment, expected] : cases) {
     EXPECT_NE(message_of_set({assignment}).find(expected), std::string::npos) << message_of_set({assignment});
   }
+}
+
+TEST(RunConfig, ShardsByNodeFollowTheLayout) {
+  const auto shard = [](std::int64_t ranks, std::int64_t per_node, std::vector<std::string> overrides) {
+    overrides.push_back("parallel.shard_group=node");
+    return mesh_shape(smallest(overrides), ranks, per_node).shard_size();
+  };
+  EXPECT_EQ(shard(32, 8, {}), 8);
+  EXPECT_EQ(shard(32, 8, {"parallel.tensor=2"}), 4);
+  EXPECT_EQ(shard(32, 8, {"parallel.tensor=8"}), 1);
+  EXPECT_EQ(shard(32, 8, {"parallel.tensor=2", "parallel.pipeline=8"}), 2);  // a node holds two stages
+  EXPECT_EQ(shard(8, 0, {}), 8);
+  EXPECT_EQ(mesh_shape(smallest(), 32, 8).shard_size(), 32);
+  EXPECT_NE(user_error([&] { shard(32, 8, {"parallel.tensor=16"}); }).find("parallel.shard_group is node"),
+            std::string::npos);
+  EXPECT_NE(user_error([&] { shard(12, 8, {}); }).find("12 data-parallel ranks"), std::string::npos);
 }
 
 TEST(RunConfig, NamesOfOtherToolsAreReadAndWrittenCanonically) {

@@ -178,6 +178,13 @@ TEST_F(TrainerRun, ZeroStagesResumeToTheBitAndContinueEachOther) {
   for (const auto& [step, loss] : losses("one")) EXPECT_NEAR(losses("mixed").at(step), loss, 1e-5 * loss) << step;
 }
 
+TEST_F(TrainerRun, ShardsOfANodeTrainAsThoseOfAll) {
+  ASSERT_EQ(train("all", 2, 4, {"parallel.zero=3"}), 0) << failure_;
+  ASSERT_EQ(train("node", 2, 4, {"parallel.zero=3", "parallel.shard_group=node"}), 0) << failure_;
+  EXPECT_EQ(losses("node"), losses("all"));  // one node
+  EXPECT_EQ(final_weights("node"), final_weights("all"));
+}
+
 TEST_F(TrainerRun, ZeroThreeEvaluatesAndExportsAsOneRank) {
   const std::vector<std::string> eval = {fmt::format("data.eval=[{}/text.txt]", folder_.path().string()),
                                          "eval.every_steps=2", "eval.at_start=true",

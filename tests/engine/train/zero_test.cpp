@@ -18,6 +18,7 @@ struct Layout {
   bool is_tied = false;
   std::int64_t bucket_bytes = 0;
   bool inline_streams = true;
+  int shard = 0;  // data-parallel ranks that share shards; 0: all
 };
 
 std::string name_of(const Layout& layout) {
@@ -26,7 +27,8 @@ std::string name_of(const Layout& layout) {
                      layout.sequence_parallel ? "_sp" : "",
                      recompute[static_cast<int>(layout.recompute)], layout.is_tied ? "_tied" : "",
                      layout.bucket_bytes > 0 ? fmt::format("_bucket{}", layout.bucket_bytes) : "",
-                     layout.inline_streams ? "" : "_workers");
+                     layout.inline_streams ? "" : "_workers") +
+         (layout.shard > 0 ? fmt::format("_shard{}", layout.shard) : "");
 }
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out << name_of(layout); }
@@ -73,6 +75,7 @@ ModelSetup setup_of(const Layout& layout) {
   setup.config = config_of(layout.is_tied);
   setup.mesh.data = layout.dp;
   setup.mesh.tensor = layout.tp;
+  setup.mesh.shard = layout.shard;
   setup.zero = layout.zero;
   setup.sequence_parallel = layout.sequence_parallel;
   setup.recompute = layout.recompute;
@@ -141,6 +144,11 @@ std::vector<Layout> layouts() {
       result.push_back({2, 2, zero, true, Recompute::kFull, false, bucket_bytes, true});
     }
     result.push_back({2, 4, zero, true, Recompute::kNone, true});
+    // Shards within a part of the ranks, as by node.
+    result.push_back({4, 1, zero, false, Recompute::kNone, true, 0, false, 2});
+    result.push_back({4, 2, zero, true, Recompute::kFull, false, 1024, true, 2});
+    result.push_back({6, 1, zero, false, Recompute::kNone, false, 0, true, 3});
+    result.push_back({2, 1, zero, false, Recompute::kNone, true, 0, true, 1});
   }
   return result;
 }
