@@ -44,6 +44,11 @@ void set_console(bool enabled) {
   sink().console = enabled;
 }
 
+bool is_console_enabled() {
+  const std::lock_guard lock(sink().mutex);
+  return sink().console;
+}
+
 void set_level(Level level) {
   const std::lock_guard lock(sink().mutex);
   sink().level = level;

@@ -13,6 +13,7 @@ enum class Level { kDebug, kInfo, kWarning, kError };
 // Only rank 0 prints to stderr; every rank writes to its file when one is set. Thread ranks of one
 // process call set_thread_rank so that each line carries its rank.
 void set_console(bool enabled);
+bool is_console_enabled();
 void set_level(Level level);
 void set_file(const std::string& path);  // appends; throws kTransient if it cannot be opened
 void close_file();

@@ -62,4 +62,12 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   return found;
 }
 
+bool is_unavailable(const std::string& key, const std::string& value) {
+  ConfigNode root;
+  apply_override(root, fmt::format("{}={}", key, value));
+  RunConfig config;
+  collect_config(root, [&config](FieldVisitor& v) { config.visit(v); });
+  return !unavailable_values(config).empty();
+}
+
 }  // namespace tessera

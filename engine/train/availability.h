@@ -21,4 +21,7 @@ struct UnavailableValue {
 // The values of `config` that are spelt right and not available.
 std::vector<UnavailableValue> unavailable_values(const RunConfig& config);
 
+// Whether `key` is refused with this value, all other keys at their defaults.
+bool is_unavailable(const std::string& key, const std::string& value);
+
 }  // namespace tessera

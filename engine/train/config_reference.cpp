@@ -66,26 +66,17 @@ std::string row(const FieldRecord& record, const std::string& key) {
                      value, cell(meaning));
 }
 
-// Whether a key is refused with this value, found by setting it.
-bool is_refused(const std::string& key, const std::string& value) {
-  ConfigNode root;
-  apply_override(root, fmt::format("{}={}", key, value));
-  RunConfig config;
-  collect_config(root, [&config](FieldVisitor& v) { config.visit(v); });
-  return !unavailable_values(config).empty();
-}
-
 std::string unavailable(const std::vector<FieldRecord>& records) {
   std::string text = "\n### Not available in this version\n\nRefused when a configuration is read:\n\n";
   for (const FieldRecord& record : records) {
     std::vector<std::string> refused;
     for (const std::string& choice : record.options.choices) {
-      if (is_refused(record.name, choice)) refused.push_back(choice);
+      if (is_unavailable(record.name, choice)) refused.push_back(choice);
     }
     if (!refused.empty()) text += fmt::format("- `{}`: {}\n", record.name, code_list(refused));
     if (record.type != "integer" || !record.name.starts_with("parallel.")) continue;
     for (int number = 1; number <= 3; ++number) {
-      if (!is_refused(record.name, std::to_string(number))) continue;
+      if (!is_unavailable(record.name, std::to_string(number))) continue;
       text += fmt::format("- `{}` above {}\n", record.name, number - 1);
       break;
     }

@@ -7,6 +7,8 @@
 
 #include <fmt/core.h>
 
+#include "engine/core/log.h"
+
 namespace tessera {
 namespace {
 
@@ -34,7 +36,7 @@ std::string format_count(double count) {
 Progress::Progress(std::int64_t first_step, std::int64_t last_step, bool enabled)
     : first_step_(first_step),
       last_step_(last_step),
-      enabled_(enabled),
+      enabled_(enabled && log::is_console_enabled()),
       is_terminal_(isatty(STDERR_FILENO) != 0),
       start_(std::chrono::steady_clock::now()),
       last_line_(start_ - kLineInterval) {}

@@ -11,7 +11,7 @@ namespace tessera {
 
 class Progress {
  public:
-  // `enabled` false: silent (ranks above 0).
+  // `enabled` false: silent (ranks above 0). Silent as well where the log has no console.
   Progress(std::int64_t first_step, std::int64_t last_step, bool enabled);
   ~Progress();
 

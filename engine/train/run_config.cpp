@@ -44,6 +44,74 @@ RunConfig read_run_config(ConfigNode root, const std::string& name,
   return config;
 }
 
+std::string help_of(const std::string& help, const std::vector<std::string>& choices) {
+  return fmt::format("{} ({})", help, fmt::join(choices, " | "));
+}
+
+// The help of a key without the choices in `refused`: neither in its list of choices nor as a clause
+// "choice: what it does" between semicolons.
+std::string help_without(std::string help, const std::vector<std::string>& choices,
+                         const std::vector<std::string>& refused) {
+  std::vector<std::string> left;
+  for (const std::string& choice : choices) {
+    if (std::find(refused.begin(), refused.end(), choice) == refused.end()) left.push_back(choice);
+  }
+  for (const std::string& choice : refused) {
+    const std::size_t begin = help.find("; " + choice + ": ");
+    if (begin != std::string::npos) help.erase(begin, help.find("; ", begin + 2) - begin);
+  }
+  return help_of(help, left);
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+// The commented form offers only what would be accepted.
+std::string without_unavailable_values(const std::string& text) {
+  const RunConfig defaults;
+  std::vector<std::string> lines = split_lines(text);
+  for (const FieldRecord& record : describe_fields(visitor_of(defaults))) {
+    const auto& choices = record.options.choices;
+    std::vector<std::string> refused;
+    for (const std::string& choice : choices) {
+      if (is_unavailable(record.name, choice)) refused.push_back(choice);
+    }
+    if (refused.empty()) continue;
+    const std::string before = help_of(record.help, choices);
+    const std::string after = help_without(record.help, choices, refused);
+    const std::string key = record.name.substr(record.name.rfind('.') + 1) + ":";
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::size_t indent = lines[i].find_first_not_of(' ');
+      if (indent == std::string::npos || lines[i].compare(indent, key.size(), key) != 0) continue;
+      // Beside the key, or on comment lines of its own above it.
+      if (const auto at = lines[i].find("# " + before); at != std::string::npos) {
+        lines[i].replace(at + 2, before.size(), after);
+        continue;
+      }
+      std::string joined;
+      for (std::size_t first = i; first-- > 0 && joined.size() < before.size();) {
+        if (lines[first].compare(0, indent + 2, std::string(indent, ' ') + "# ") != 0) break;
+        const std::string part = lines[first].substr(indent + 2);
+        joined = joined.empty() ? part : part + " " + joined;
+        if (joined != before) continue;
+        lines[first] = std::string(indent, ' ') + "# " + after;
+        lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(first) + 1,
+                    lines.begin() + static_cast<std::ptrdiff_t>(i));
+        i = first + 1;
+        break;
+      }
+    }
+  }
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
 }  // namespace
 
 void RunConfig::visit(FieldVisitor& v) {
@@ -78,7 +146,8 @@ RunConfig parse_run_config(std::string_view text, const std::string& name,
 }
 
 std::string write_run_config(const RunConfig& config, bool with_help) {
-  return write_config(visitor_of(config), with_help);
+  const std::string text = write_config(visitor_of(config), with_help);
+  return with_help ? without_unavailable_values(text) : text;
 }
 
 void validate(const RunConfig& config) { throw_config_mistakes(find_config_problems(config, {})); }

@@ -31,7 +31,7 @@ std::string utc_now() {
 
 RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
-void RunFolder::open() {
+void RunFolder::open(bool tensorboard) {
   std::error_code error;
   std::filesystem::create_directories(path_ / "logs", error);
   if (error) {
@@ -40,6 +40,7 @@ void RunFolder::open() {
   }
   metrics_ = open_file("metrics.jsonl");
   events_ = open_file("events.jsonl");
+  if (tensorboard) tensorboard_ = std::make_unique<TensorboardWriter>(path_ / "tensorboard");
 }
 
 RunFolder::File RunFolder::open_file(const char* name) const {
@@ -76,7 +77,16 @@ void RunFolder::write(const TrainRow& row) {
   json["mfu"] = row.mfu ? number(*row.mfu) : Json(nullptr);
   json["memory_peak_bytes"] = row.memory_peak_bytes;
   if (row.skipped) json["skipped"] = true;
+  for (const auto& [name, norm] : row.parameter_norms) json["grad_norms"][name] = number(norm);
   append(metrics_.get(), "metrics.jsonl", json.dump());
+  if (!tensorboard_) return;
+  TensorboardWriter::Scalars scalars{{"train/loss", row.loss},
+                                     {"train/grad_norm", row.grad_norm},
+                                     {"train/learning_rate", row.learning_rate},
+                                     {"train/tokens_per_second", row.tokens_per_second}};
+  if (row.mfu) scalars.emplace_back("train/mfu", *row.mfu);
+  for (const auto& [name, norm] : row.parameter_norms) scalars.emplace_back("grad_norm/" + name, norm);
+  tensorboard_->write(row.step, scalars);
 }
 
 void RunFolder::write(const EvalRow& row) {
@@ -88,6 +98,7 @@ void RunFolder::write(const EvalRow& row) {
   json["perplexity"] = number(std::exp(row.loss));
   json["source"] = row.source;
   append(metrics_.get(), "metrics.jsonl", json.dump());
+  if (tensorboard_) tensorboard_->write(row.step, {{"eval/loss", row.loss}, {"eval/perplexity", std::exp(row.loss)}});
 }
 
 void RunFolder::write_event(const std::string& kind, std::int64_t step, const std::string& text) {

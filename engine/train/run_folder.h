@@ -8,7 +8,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "engine/train/tensorboard_writer.h"
 
 namespace tessera {
 
@@ -26,6 +29,7 @@ struct TrainRow {
   std::optional<double> mfu;  // share of the device's peak; absent where that is unknown
   std::uint64_t memory_peak_bytes = 0;
   bool skipped = false;       // the update was not applied
+  std::vector<std::pair<std::string, double>> parameter_norms;  // of gradients, where log.per_layer is on
 };
 
 struct EvalRow {
@@ -44,8 +48,9 @@ class RunFolder {
   std::filesystem::path exports() const { return path_ / "exports"; }
   std::filesystem::path final_model() const { return path_ / "final"; }
 
-  // Rank 0: creates the folder and opens its files for appending. kTransient if it cannot be written.
-  void open();
+  // Rank 0: creates the folder and opens its files for appending, with `tensorboard` an event file too.
+  // kTransient if it cannot be written.
+  void open(bool tensorboard = false);
   void write_config(const std::string& yaml);
   void write(const TrainRow& row);
   void write(const EvalRow& row);
@@ -63,6 +68,7 @@ class RunFolder {
   std::filesystem::path path_;
   File metrics_;
   File events_;
+  std::unique_ptr<TensorboardWriter> tensorboard_;
 };
 
 }  // namespace tessera

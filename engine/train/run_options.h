@@ -66,7 +66,7 @@ struct LogOptions {
             {.aliases = {"logging_steps", "log_interval"}, .at_least = 1, .free_on_resume = true});
     v.field("tensorboard", tensorboard, "Write TensorBoard event files as well",
             {.free_on_resume = true});
-    v.field("per_layer", per_layer, "Gradient norm of each parameter in each row",
+    v.field("per_layer", per_layer, "Gradient norm of each parameter in each row, as grad_norms",
             {.free_on_resume = true});
   }
 };

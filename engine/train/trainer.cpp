@@ -76,16 +76,19 @@ struct Trainer::Staging {
   struct Slot {
     Scalars scalars;
     Results results;
+    std::int32_t wants_save;  // before: by rank 0's clock; after: for all ranks
   };
 
   explicit Staging(ModelRuntime& runtime)
-      : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost) {
+      : memory(runtime.context(), 2 * sizeof(Slot), MemoryKind::kPinnedHost),
+        wants_save(runtime.context(), sizeof(std::int32_t)) {
     for (auto& event : started) event = runtime.context().make_event();
     for (auto& event : finished) event = runtime.context().make_event();
   }
   Slot& slot(std::int64_t step) { return static_cast<Slot*>(memory.data())[step % 2]; }
 
   Buffer memory;
+  Buffer wants_save;  // on the device
   // Times of a step are taken when the next one is under way, from the end of the one before it.
   static constexpr int kEvents = 4;
   std::unique_ptr<Event> started[kEvents];
@@ -113,9 +116,11 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   if (is_first_) report_plan();
   if (settings_.dry_run) return;
   if (config_.run.tune_gemm) gemm_choices_.emplace(context, mesh_.world().rank());
+  free_at_start_ = context.available_bytes();
   runtime_ = std::make_unique<ModelRuntime>(context, mesh_, hf_.model, options_, memory_);
   uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
+  if (config_.log.per_layer) parameter_norms_ = std::make_unique<ParameterNorms>(*runtime_, hf_.model);
   start_weights();
 }
 
@@ -201,10 +206,16 @@ void Trainer::report_plan() {
             classes, recompute[static_cast<int>(options_.recompute)]);
 }
 
+std::filesystem::path Trainer::checkpoint_folder() const {
+  return config_.checkpoint.dir ? std::filesystem::path(*config_.checkpoint.dir) : folder_.checkpoints();
+}
+
 void Trainer::start_weights() {
   std::optional<std::filesystem::path> from;
   if (settings_.resume == "auto") {
-    if (!settings_.overwrite) from = find_latest_checkpoint(folder_.checkpoints());
+    std::string note;
+    if (!settings_.overwrite) from = find_latest_checkpoint(checkpoint_folder(), &note);
+    if (is_first_ && !note.empty()) log::warning("[resume] {}", note);
   } else if (settings_.resume != "never") {
     from = settings_.resume;
   }
@@ -234,7 +245,7 @@ void Trainer::start_weights() {
     }
   }
   if (is_first_) {
-    folder_.open();
+    folder_.open(config_.log.tensorboard);
     folder_.write_config(write_run_config(config_));
     log::set_file((folder_.path() / "log.txt").string());
   }
@@ -243,9 +254,7 @@ void Trainer::start_weights() {
   options.keep_last = static_cast<int>(config_.checkpoint.keep_last);
   options.keep_every = config_.checkpoint.keep_every.value_or(0);
   options.on_error = config_.checkpoint.on_error == "stop" ? OnSaveError::kStop : OnSaveError::kContinue;
-  checkpoints_ = std::make_unique<CheckpointWriter>(
-      config_.checkpoint.dir ? std::filesystem::path(*config_.checkpoint.dir) : folder_.checkpoints(),
-      mesh_.world(), runtime_->compute(), options);
+  checkpoints_ = std::make_unique<CheckpointWriter>(checkpoint_folder(), mesh_.world(), runtime_->compute(), options);
   checkpoints_->check_space(parameter_state(*runtime_), runtime_->compute());
 }
 
@@ -317,12 +326,22 @@ void Trainer::run_step(std::int64_t step) {
   stream.copy_bytes(runtime.control().data, &scalars->control, StepControl::kHostBytes);
   runtime.sum_totals();
   runtime.sync().finish_gradients();
+  if (parameter_norms_ && is_logged(step)) parameter_norms_->enqueue(step);
   checkpoints_->before_update(stream);
   optimizer_step(runtime, adamw_settings(config_.optimizer));
 
   Staging::Results* results = &slot.results;
   stream.copy_bytes(results->totals, runtime.totals().data, sizeof results->totals);
   stream.copy_bytes(&results->control, runtime.control().data, sizeof results->control);
+  if (config_.checkpoint.every_minutes) {
+    // Only rank 0's clock counts; the ranks learn of it with the step's results.
+    const double minutes = seconds_between(last_save_, Clock::now()) / 60;
+    slot.wants_save = is_first_ && minutes >= *config_.checkpoint.every_minutes ? 1 : 0;
+    const Tensor flag{staging_->wants_save.data(), DType::kI32, Shape{1}, context_->device()};
+    stream.copy_bytes(flag.data, &slot.wants_save, sizeof slot.wants_save);
+    mesh_.world().all_reduce(flag, ReduceOp::kMax, stream);
+    stream.copy_bytes(&slot.wants_save, flag.data, sizeof slot.wants_save);
+  }
   stream.record(*staging_->finished[step % Staging::kEvents]);
   enqueued_step_ = step;
 }
@@ -334,6 +353,7 @@ void Trainer::collect(std::int64_t step) {
   if (gemm_choices_ && step == start_step_ + 1) gemm_choices_->save();
   const Staging::Results results = staging_->slot(step).results;
   adam_step_ = results.control.adam_step;
+  if (config_.checkpoint.every_minutes && staging_->slot(step).wants_save != 0) save_due_step_ = step;
 
   // From the end of the step before, unless an evaluation or a save stood between the two.
   Event& finished = *staging_->finished[step % Staging::kEvents];
@@ -361,10 +381,13 @@ void Trainer::collect(std::int64_t step) {
   if (peak > 0) {
     row.mfu = row.tokens_per_second_per_gpu * flops_per_token(hf_.model, config_.train.sequence_length) / peak;
   }
-  row.memory_peak_bytes = memory_.total();
   row.skipped = !applied;
   if (is_first_) {
-    if (step % config_.log.every_steps == 0 || step == total_steps_) folder_.write(row);
+    if (is_logged(step)) {
+      row.memory_peak_bytes = memory_in_use();
+      if (parameter_norms_) row.parameter_norms = parameter_norms_->read(step, results.totals[1]);
+      folder_.write(row);
+    }
     progress_->show(row);
     if (results.control.has_targets == 0) {
       progress_->say(fmt::format("step {} has no target token on any rank: no update was made", step));
@@ -384,7 +407,16 @@ void Trainer::collect(std::int64_t step) {
   }
 }
 
-void Trainer::evaluate_at(std::int64_t step) {
+bool Trainer::is_logged(std::int64_t step) const {
+  return step % config_.log.every_steps == 0 || step == total_steps_;
+}
+
+std::uint64_t Trainer::memory_in_use() const {
+  const std::size_t now = context_->available_bytes();
+  return free_at_start_ > now && now > 0 ? free_at_start_ - now : memory_.total();
+}
+
+bool Trainer::evaluate_at(std::int64_t step) {
   const EvaluationResult result = evaluate(*runtime_, *uploader_, *eval_loader_, config_.eval.max_batches);
   EvalRow row;
   row.step = step;
@@ -395,10 +427,16 @@ void Trainer::evaluate_at(std::int64_t step) {
     folder_.write(row);
     progress_->show(row);
   }
-  if (best_eval_step_ == 0 || row.loss < best_eval_loss_) {
-    best_eval_loss_ = row.loss;
+  // All ranks have the same loss; that they save together must not hang on its last bit.
+  const std::string loss = control_->broadcast("evaluation loss", fmt::format("{:a}", row.loss), 0,
+                                               parse_duration(config_.faults.collective_timeout).value());
+  const double agreed = std::strtod(loss.c_str(), nullptr);
+  const bool is_best = best_eval_step_ == 0 ? std::isfinite(agreed) : agreed < best_eval_loss_;
+  if (is_best) {
+    best_eval_loss_ = agreed;
     best_eval_step_ = step;
   }
+  return is_best;
 }
 
 void Trainer::save(std::int64_t step) {
@@ -465,13 +503,17 @@ int Trainer::run() {
   while (step < total_steps_ && !stops_at(step)) {
     run_step(++step);
     const bool evaluates = eval_loader_ && config_.eval.every_steps && step % *config_.eval.every_steps == 0;
-    const bool saves = config_.checkpoint.every_steps && step % *config_.checkpoint.every_steps == 0;
     const bool exports = config_.checkpoint.exports.every_steps &&
                          step % *config_.checkpoint.exports.every_steps == 0;
     collect(step - 1);
+    bool saves = (config_.checkpoint.every_steps && step % *config_.checkpoint.every_steps == 0) ||
+                 save_due_step_ > saved_step;
     if (!evaluates && !saves && !exports && step < total_steps_) continue;
     collect(step);
-    if (evaluates || (eval_loader_ && step == total_steps_)) evaluate_at(step);
+    if (evaluates || (eval_loader_ && step == total_steps_)) {
+      const bool is_best = evaluate_at(step);
+      saves = saves || (is_best && config_.eval.keep_best);
+    }
     if (saves) {
       save(step);
       saved_step = step;

@@ -14,6 +14,7 @@
 #include "data/loader.h"
 #include "engine/train/evaluator.h"
 #include "engine/train/gemm_choices_cache.h"
+#include "engine/train/parameter_norms.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/run_setup.h"
@@ -45,11 +46,16 @@ class Trainer {
   void plan();
   void report_plan();
   void start_weights();
+  std::filesystem::path checkpoint_folder() const;
   void restore(const std::filesystem::path& checkpoint);
 
   void run_step(std::int64_t step);
   void collect(std::int64_t step);
-  void evaluate_at(std::int64_t step);
+  bool is_logged(std::int64_t step) const;
+  // Whether it is the lowest loss so far; the same on all ranks.
+  bool evaluate_at(std::int64_t step);
+  // What the device says is in use for this rank, or what was planned where it cannot tell.
+  std::uint64_t memory_in_use() const;
   void save(std::int64_t step);
   void write_model(const std::filesystem::path& folder);
   void finish(std::int64_t step);
@@ -78,6 +84,7 @@ class Trainer {
   std::unique_ptr<ModelRuntime> runtime_;
   std::unique_ptr<BatchUploader> uploader_;
   std::unique_ptr<Staging> staging_;
+  std::unique_ptr<ParameterNorms> parameter_norms_;  // where log.per_layer is on
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<Progress> progress_;
 
@@ -92,6 +99,8 @@ class Trainer {
   std::int64_t enqueued_step_ = 0;   // last step given to the device
   std::int64_t collected_step_ = 0;  // last step whose results were read
   std::int64_t first_timed_step_ = 0;  // its time starts with itself, not with the step before
+  std::int64_t save_due_step_ = 0;     // last step whose results said that checkpoint.every_minutes are over
+  std::size_t free_at_start_ = 0;      // device memory before the model was built; 0: unknown
   std::string stop_reason_;
   std::chrono::steady_clock::time_point run_start_;
   std::chrono::steady_clock::time_point last_save_;

@@ -1,0 +1,193 @@
+// What users get wrong, as they meet it: one clear message, the right exit code, no hang, nothing
+// lost.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/temp_folder.h"
+#include "tests/tools/commands/program.h"
+
+namespace tessera::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BadInput : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_.write(
+        "model.json",
+        R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 264,
+      "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "max_position_embeddings": 64, "rope_theta": 10000.0,
+      "tie_word_embeddings": true, "hidden_act": "silu", "torch_dtype": "float32"})");
+    std::string text;
+    for (int i = 0; i < 120; ++i)
+      text += fmt::format("Line {} says that {} is the square.\n", i, i * i);
+    folder_.write("text.txt", text);
+    folder_.write("run.yaml", fmt::format(R"(
+run: {{dir: {0}/run}}
+model: {{path: {0}/model.json, init: random}}
+train: {{sequence_length: 16, micro_batch_size: 1, global_batch_size: 4, max_steps: 4}}
+optimizer: {{learning_rate: 1e-3}}
+data: {{train: [{0}/text.txt], tokenizer: bytes, cache_dir: {0}/cache}}
+checkpoint: {{every_steps: 2}}
+)",
+                                          folder_.path().string()));
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  Ended train(const std::string& more = "", Launcher launcher = Launcher::kThreads,
+              int ranks = 1) const {
+    return run_train(launcher, ranks, path("run.yaml") + " " + more);
+  }
+  // Ends with `code`, says every one of `parts`, and says "error:" once.
+  static void expect_error(const Ended& ended, int code, const std::vector<std::string>& parts) {
+    EXPECT_EQ(ended.code, code) << ended.output;
+    for (const std::string& part : parts) {
+      EXPECT_NE(ended.output.find(part), std::string::npos) << "no \"" << part << "\" in\n"
+                                                            << ended.output;
+    }
+    const std::size_t first = ended.output.find("error:");
+    EXPECT_NE(first, std::string::npos) << ended.output;
+    EXPECT_EQ(ended.output.find("error:", first + 1), std::string::npos) << ended.output;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(BadInput, MalformedConfigurationsNameFileAndLine) {
+  folder_.write("bad.yaml", "run: {dir: x\ntrain: [\n");
+  expect_error(run_tessera("train " + path("bad.yaml")), 2, {"bad.yaml:"});
+  folder_.write("bad.json", "{\"run\": {\"dir\": \"x\"},,}");
+  expect_error(run_tessera("train " + path("bad.json")), 2, {"bad.json:1"});
+  expect_error(run_tessera("train " + path("missing.yaml")), 2, {"missing.yaml"});
+}
+
+TEST_F(BadInput, UnknownAndDoubledKeysAreReportedTogether) {
+  folder_.write("keys.yaml", "train: {sequence_lenght: 16}\noptimizer: {eps: 1e-8, eps: 1e-6}\n");
+  expect_error(run_tessera("train " + path("keys.yaml")), 2,
+               {"keys.yaml:1", "sequence_lenght", "sequence_length", "keys.yaml:2", "eps"});
+}
+
+TEST_F(BadInput, ImpossibleLayoutsNameTheNumbers) {
+  for (const Launcher launcher : {Launcher::kThreads, Launcher::kProcesses}) {
+    expect_error(train("--set parallel.tensor=3", launcher, 3), 2, {"num_attention_heads 4"});
+  }
+  expect_error(train("--set parallel.tensor=2", Launcher::kThreads, 3), 2,
+               {"parallel.tensor", "run.ranks 3"});
+}
+
+TEST_F(BadInput, TokenIdsOutOfRangeAreRefused) {
+  folder_.write("rows.jsonl", "{\"input_ids\": [1, 2, 3, 264, 4]}\n");
+  expect_error(train("--set 'data.train=[" + path("rows.jsonl") + "]'"), 2, {"264"});
+  folder_.write("negative.jsonl", "{\"input_ids\": [1, -2, 3, 4]}\n");
+  expect_error(train("--set 'data.train=[" + path("negative.jsonl") + "]'"), 2, {"-2"});
+}
+
+TEST_F(BadInput, DataWithoutATokenIsRefused) {
+  folder_.write("empty.txt", "");
+  expect_error(train("--set 'data.train=[" + path("empty.txt") + "]'"), 2, {"empty.txt"});
+}
+
+TEST_F(BadInput, EmptyAndHugeRowsTrain) {
+  std::string rows = "{\"text\": \"\"}\n{\"text\": \"short\"}\n";
+  rows += "{\"text\": \"" + std::string(3000000, 'x') + "\"}\n";
+  folder_.write("rows.jsonl", rows);
+  const Ended ended = train("--set 'data.train=[" + path("rows.jsonl") + "]'");
+  EXPECT_EQ(ended.code, 0) << ended.output;
+}
+
+// B54 to B58: a header that lies must not be believed.
+TEST_F(BadInput, HostileWeightsAreRefused) {
+  const auto with_header = [](std::uint64_t length, const std::string& header,
+                              std::size_t payload) {
+    std::string bytes;
+    for (int i = 0; i < 8; ++i) bytes += static_cast<char>(length >> (8 * i) & 0xff);
+    return bytes + header + std::string(payload, '\0');
+  };
+  const auto with_entry = [&](const std::string& entry) {
+    const std::string header = "{\"model.norm.weight\":" + entry + "}";
+    return with_header(header.size(), header, 128);
+  };
+  fs::create_directory(folder_ / "hf");
+  fs::copy(folder_ / "model.json", folder_ / "hf/config.json");
+  const std::string pretrained = "--set model.init=pretrained --set model.path=" + path("hf");
+  expect_error(train(pretrained), 2, {"safetensors"});
+  for (const std::string& bytes :
+       {std::string(), std::string("short"), with_header(~0ull, "{}", 0),
+        with_header(1ull << 40, "{}", 0), with_header(4, "{{{{", 0),
+        with_entry(R"({"dtype":"F32","shape":[32],"data_offsets":[0,4096]})"),
+        with_entry(R"({"dtype":"F32","shape":[32],"data_offsets":[128,0]})"),
+        with_entry(R"({"dtype":"F32","shape":[-32],"data_offsets":[0,128]})"),
+        with_entry(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,128]})"),
+        with_entry(R"({"dtype":"F99","shape":[32],"data_offsets":[0,128]})"),
+        with_entry(R"({"dtype":"F32","shape":[32],"data_offsets":[0,128]})")}) {
+    folder_.write("hf/model.safetensors", bytes);
+    expect_error(train(pretrained), 2, {"model"});
+    EXPECT_FALSE(fs::exists(folder_ / "run/metrics.jsonl"));
+  }
+}
+
+TEST_F(BadInput, AFolderThatCannotBeMadeEndsAtOnce) {
+  folder_.write("file", "in the way");
+  expect_error(train("--set run.dir=" + path("file/run")), 4, {"file/run"});
+}
+
+// A small tmpfs that fills up: the run reports it, and what was saved before stays usable.
+TEST_F(BadInput, AFullDiskLosesNothingSaved) {
+  if (geteuid() != 0) GTEST_SKIP() << "mounting a small disk needs root";
+  fs::create_directory(folder_ / "disk");
+  const std::string mount =
+      fmt::format("mount -t tmpfs -o size=1m tmpfs '{}' 2>/dev/null", path("disk"));
+  if (std::system(mount.c_str()) != 0) GTEST_SKIP() << "a small disk cannot be mounted here";
+  struct Unmount {
+    std::string command;
+    ~Unmount() { [[maybe_unused]] const int ignored = std::system(command.c_str()); }
+  } unmount{fmt::format("umount '{}'", path("disk"))};
+  const std::string there =
+      "--set checkpoint.on_error=stop --set checkpoint.dir=" + path("disk/saves");
+  const Ended first = train(there + " --set train.max_steps=2");
+  ASSERT_EQ(first.code, 0) << first.output;
+  folder_.write("disk/filler", "");
+  std::ofstream(folder_ / "disk/filler") << std::string(4 << 20, 'x');  // as much as there is room
+  expect_error(train(there), 4, {"[checkpoint]"});
+  fs::remove(folder_ / "disk/filler");
+  const Ended again = train(there);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("step-000002"), std::string::npos) << again.output;
+}
+
+// A newer checkpoint that is damaged is passed over, and the user is told.
+TEST_F(BadInput, ADamagedCheckpointIsPassedOverAloud) {
+  ASSERT_EQ(train().code, 0);
+  fs::remove(folder_ / "run/checkpoints/step-000004/commit.json");
+  const Ended again = train("--set train.max_steps=5");
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("warning: [resume]"), std::string::npos) << again.output;
+  EXPECT_NE(again.output.find("at step 2"), std::string::npos) << again.output;
+}
+
+// B24: however the ranks were started, all of them end with the first error.
+TEST_F(BadInput, ALossThatIsNotFiniteEndsEveryRank) {
+  for (const Launcher launcher : {Launcher::kThreads, Launcher::kProcesses, Launcher::kMpirun}) {
+    if (launcher == Launcher::kMpirun && !has_mpirun()) continue;
+    const Ended ended =
+        train("--overwrite --set optimizer.learning_rate=1e30 --set optimizer.max_grad_norm=0",
+              launcher, 4);
+    EXPECT_EQ(ended.code, 3) << ended.output;
+    EXPECT_NE(ended.output.find("not finite"), std::string::npos) << ended.output;
+  }
+}
+
+TEST_F(BadInput, InitOffersOnlyWhatIsAccepted) {
+  const Ended init = run_tessera("init");
+  ASSERT_EQ(init.code, 0) << init.output;
+  for (const char* word : {"sft", "dpo", "rollback", "nf4"}) {
+    EXPECT_EQ(init.output.find(word), std::string::npos) << word;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
