@@ -263,6 +263,12 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
   const Json saved = Json::parse(reader.metadata());
   const RunConfig saved_config = parse_run_config(saved.at("config").get<std::string>(),
                                                   (checkpoint / "config.yaml").string());
+  CHECK_USER(
+      saved_config.checkpoint.contents != "weights",
+      "[resume] {} was saved with checkpoint.contents: weights, without the optimizer's state that "
+      "going on needs; start a new run from it with model.from_checkpoint and another run.dir, or "
+      "start over with --overwrite",
+      checkpoint.string());
   start_step_ = saved.at("step").get<std::int64_t>();
   check_resumable(saved_config, config_, start_step_, settings_.allowed_changes);
   tokens_total_ = saved.at("tokens_total").get<std::int64_t>();

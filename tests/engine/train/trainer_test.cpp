@@ -372,5 +372,72 @@ TEST_F(TrainerRun, AnImpossibleLayoutNamesTheNumbers) {
   EXPECT_NE(failure_.find("num_attention_heads 4"), std::string::npos) << failure_;
 }
 
+// Saves that are kept, exports, rows and lengths are what the keys say.
+TEST_F(TrainerRun, SavesExportsAndRowsFollowTheirKeys) {
+  ASSERT_EQ(train("run", 1, 6,
+                  {"checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every=3",
+                   "checkpoint.export.every_steps=4", "log.every_steps=4"}),
+            0)
+      << failure_;
+  for (const int step : {1, 2, 3, 4, 5, 6}) {
+    const std::string name = fmt::format("step-{:06}", step);
+    EXPECT_EQ(fs::exists(folder_.path() / "run/checkpoints" / name), step % 3 == 0 || step >= 5)
+        << step;
+    EXPECT_EQ(fs::exists(folder_.path() / "run/exports" / name / "config.json"), step == 4) << step;
+    EXPECT_EQ(losses("run").count(step) == 1, step == 4 || step == 6) << step;
+  }
+}
+
+TEST_F(TrainerRun, TokensAndEpochsSetTheLength) {
+  ASSERT_EQ(train("tokens", 1, 9, {"train.max_steps=null", "train.max_tokens=320"}), 0) << failure_;
+  EXPECT_EQ(losses("tokens").size(), 5u);  // 320 tokens of 4 rows of 16
+  ASSERT_EQ(train("epochs", 1, 9, {"train.max_steps=null", "train.epochs=0.1"}), 0) << failure_;
+  std::ifstream file(folder_.path() / "epochs/metrics.jsonl");
+  double epoch = 0;
+  for (std::string line; std::getline(file, line);) epoch = nlohmann::json::parse(line).at("epoch");
+  EXPECT_GE(epoch, 0.1);
+  EXPECT_LT(epoch, 0.1 + 1.5 / static_cast<double>(losses("epochs").size()));
+}
+
+TEST_F(TrainerRun, AStepThatIsNotFiniteEndsTheRunOrIsSkipped) {
+  const std::vector<std::string> diverging = {"optimizer.learning_rate=1e30",
+                                              "schedule.warmup_steps=0"};
+  ASSERT_EQ(train("stop", 1, 6, diverging), 3);
+  EXPECT_NE(failure_.find("faults.nan: skip"), std::string::npos) << failure_;
+  std::vector<std::string> skipping = diverging;
+  skipping.push_back("faults.nan=skip");
+  ASSERT_EQ(train("skip", 1, 6, skipping), 0) << failure_;
+  std::ifstream file(folder_.path() / "skip/metrics.jsonl");
+  int rows = 0, skipped = 0;
+  for (std::string line; std::getline(file, line); ++rows)
+    skipped += nlohmann::json::parse(line).value("skipped", false) ? 1 : 0;
+  EXPECT_EQ(rows, 6);
+  EXPECT_GT(skipped, 0);
+  EXPECT_LT(skipped, 6);
+}
+
+TEST_F(TrainerRun, SavedWeightsAloneStartARunButDoNotContinueOne) {
+  const std::vector<std::string> weights = {"checkpoint.contents=weights"};
+  ASSERT_EQ(train("run", 1, 3, weights), 0) << failure_;
+  ASSERT_EQ(train("run", 1, 6, weights), 2);
+  EXPECT_NE(failure_.find("model.from_checkpoint"), std::string::npos) << failure_;
+  const std::string from = (folder_.path() / "run/checkpoints/step-000003").string();
+  ASSERT_EQ(train("next", 1, 3, {"model.init=pretrained", "model.from_checkpoint=" + from}), 0)
+      << failure_;
+  EXPECT_LT(losses("next").at(1), losses("run").at(1));
+}
+
+TEST_F(TrainerRun, ABrokenSaveIsPassedOver) {
+  ASSERT_EQ(train("run", 1, 6), 0) << failure_;
+  fs::resize_file(folder_.path() / "run/checkpoints/step-000006/rank-00000.safetensors", 100);
+  const std::map<int, double> before = losses("run");
+  ASSERT_EQ(train("run", 1, 6), 0) << failure_;
+  EXPECT_EQ(losses("run"), before);
+  std::ifstream file(folder_.path() / "run/metrics.jsonl");
+  int rows = 0;
+  for (std::string line; std::getline(file, line);) ++rows;
+  EXPECT_EQ(rows, 6 + 3);  // steps 4 to 6 once more
+}
+
 }  // namespace
 }  // namespace tessera::test
