@@ -27,6 +27,8 @@ struct TrainRow {
   double tokens_per_second = 0;
   double tokens_per_second_per_gpu = 0;
   std::optional<double> mfu;  // share of the device's peak; absent where that is unknown
+  // The first rank's. GPU: how much less memory is free on the device than before the run's first
+  // allocation, other processes' included. CPU: the arenas as allocated, since they never grow.
   std::uint64_t memory_peak_bytes = 0;
   bool skipped = false;       // the update was not applied
   std::vector<std::pair<std::string, double>> parameter_norms;  // of gradients, where log.per_layer is on
