@@ -327,8 +327,9 @@ void add_bias(const Tensor& bias, bool accumulate, const Tensor& out, Stream& st
   launch_add_bias(bias, accumulate, nullptr, out, stream);
 }
 
-void add_product_and_bias(const Tensor& product, const Tensor& bias, const Tensor& out, Stream& stream) {
-  launch_add_bias(bias, true, pointer<float>(product), out, stream);
+void add_product_and_bias(const Tensor& product, const Tensor& bias, bool accumulate, const Tensor& out,
+                          Stream& stream) {
+  launch_add_bias(bias, accumulate, pointer<float>(product), out, stream);
 }
 
 void column_sum(const ColumnSum& args, Stream& stream) {

@@ -363,7 +363,7 @@ void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
     product.accumulate = false;
     product.bias = Tensor();
     CHECK(multiply_planned(product, stream, workspace.data()), "{}", not_supported(product));
-    add_product_and_bias(product.c, args.bias, args.c, stream);
+    add_product_and_bias(product.c, args.bias, args.accumulate, args.c, stream);
     return;
   }
   if (multiply_planned(args, stream, workspace.data())) return;

@@ -58,13 +58,13 @@ TEST_P(GoldenStep, LossNormsAndUpdateAreTheGoldens) {
   const TempFolder folder;
   std::ofstream rows(folder / "rows.jsonl");
   for (int i = 0; i < 4; ++i) {
-    const Json& entry = find_case(reference, "single_doc_" + std::to_string(i));
+    const Json entry = find_case(reference, "single_doc_" + std::to_string(i));
     rows << Json{{"input_ids", entry.at("input_ids")}, {"labels", entry.at("labels")}}.dump()
          << "\n";
   }
   rows.close();
-  const Json& wanted = find_case(reference, "accumulate_4_docs_token_normalised");
-  const Json& update = find_case(reference, "one_adamw_step_on_accumulate_4_docs");
+  const Json wanted = find_case(reference, "accumulate_4_docs_token_normalised");
+  const Json update = find_case(reference, "one_adamw_step_on_accumulate_4_docs");
   folder.write(
       "run.yaml",
       fmt::format(R"(
