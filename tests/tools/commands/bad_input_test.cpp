@@ -1,6 +1,7 @@
 // What users get wrong, as they meet it: one clear message, the right exit code, no hang, nothing
 // lost.
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -157,6 +158,85 @@ TEST_F(BadInput, AFullDiskLosesNothingSaved) {
   const Ended again = train(there);
   EXPECT_EQ(again.code, 0) << again.output;
   EXPECT_NE(again.output.find("step-000002"), std::string::npos) << again.output;
+}
+
+// A disk that has become read-only: as with a full one.
+TEST_F(BadInput, AReadOnlyDiskLosesNothingSaved) {
+  if (geteuid() != 0) GTEST_SKIP() << "mounting a small disk needs root";
+  fs::create_directory(folder_ / "disk");
+  if (::mount("tmpfs", path("disk").c_str(), "tmpfs", 0, "size=4m") != 0) {
+    GTEST_SKIP() << "a small disk cannot be mounted here";
+  }
+  struct Unmount {
+    std::string at;
+    ~Unmount() { ::umount2(at.c_str(), MNT_DETACH); }
+  } unmount{path("disk")};
+  const auto make_read_only = [&](bool on) {
+    return ::mount("tmpfs", path("disk").c_str(), "tmpfs", MS_REMOUNT | (on ? MS_RDONLY : 0),
+                   nullptr) == 0;
+  };
+  const std::string there = "--set run.dir=" + path("disk/run");
+  const Ended first = train(there + " --set train.max_steps=2");
+  ASSERT_EQ(first.code, 0) << first.output;
+  ASSERT_TRUE(make_read_only(true));
+  for (const Launcher launcher : {Launcher::kThreads, Launcher::kProcesses}) {
+    expect_error(train(there, launcher, 2), 4, {"disk/run", "ead-only"});
+  }
+  ASSERT_TRUE(make_read_only(false));
+  const Ended again = train(there);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("step-000002"), std::string::npos) << again.output;
+}
+
+// B58: the index says what belongs to the model, and all of it must be there.
+TEST_F(BadInput, MissingAndStrayShardsAreNamed) {
+  ASSERT_EQ(train().code, 0);
+  const fs::path hf = folder_ / "run/final";
+  const std::string pretrained = "--overwrite --set run.dir=" + path("second") +
+                                 " --set model.init=pretrained --set model.path=" + hf.string();
+  fs::rename(hf / "model.safetensors", hf / "model-00001-of-00002.safetensors");
+  const auto index = [&](const std::string& shard) {
+    std::ofstream(hf / "model.safetensors.index.json")
+        << "{\"weight_map\":{\"model.norm.weight\":\"model-00001-of-00002.safetensors\","
+           "\"model.embed_tokens.weight\":\""
+        << shard << "\"}}";
+  };
+  index("model-00002-of-00002.safetensors");
+  for (const Launcher launcher : {Launcher::kThreads, Launcher::kProcesses}) {
+    expect_error(train(pretrained, launcher, 2), 2, {"model-00002-of-00002.safetensors"});
+  }
+  // Every shard is there, but the index leaves tensors of the model out.
+  index("model-00001-of-00002.safetensors");
+  expect_error(train(pretrained), 2, {"model.layers.0."});
+  EXPECT_FALSE(fs::exists(folder_ / "second/metrics.jsonl"));
+}
+
+TEST_F(BadInput, DoubledKeysOfJsonFilesAreRefused) {
+  folder_.write("doubled.json", "{\"train\": {\"max_steps\": 1,\n \"max_steps\": 2}}");
+  expect_error(run_tessera("train " + path("doubled.json")), 2, {"doubled.json:2", "max_steps"});
+}
+
+TEST_F(BadInput, LabelsThatFitNothingAreRefused) {
+  folder_.write("rows.jsonl", "{\"input_ids\": [1, 2, 3, 4], \"labels\": [9, 8, 7, 6]}\n");
+  expect_error(train("--set 'data.train=[" + path("rows.jsonl") + "]'"), 2,
+               {"rows.jsonl", "labels"});
+}
+
+// Every command meets a hostile file with the same care.
+TEST_F(BadInput, OtherCommandsRefuseHostileWeights) {
+  ASSERT_EQ(train().code, 0);
+  const std::string hf = path("run/final");
+  fs::resize_file(folder_ / "run/final/model.safetensors",
+                  fs::file_size(folder_ / "run/final/model.safetensors") - 1);
+  for (const std::string& command :
+       {"eval --device cpu --model " + hf + " --data " + path("text.txt"),
+        "generate --device cpu --model " + hf + " --prompt x",
+        "export --model " + hf + " --output " + path("copy")}) {
+    SCOPED_TRACE(command);
+    expect_error(run_tessera(command), 2, {"model.safetensors"});
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "copy/model.safetensors"));
+  EXPECT_EQ(run_tessera("verify " + hf).code, 1);
 }
 
 // A newer checkpoint that is damaged is passed over, and the user is told.

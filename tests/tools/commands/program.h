@@ -14,15 +14,17 @@ namespace tessera::test {
 
 struct Ended {
   int code = -1;
-  std::string output;  // stdout and stderr together
+  std::string output;  // what was asked for: stdout and stderr together, or stdout alone
 };
 
 enum class Launcher { kThreads, kProcesses, kMpirun };
 
 inline bool has_mpirun() { return std::system("mpirun --version > /dev/null 2>&1") == 0; }
 
-// `tessera arguments`, at most 120 seconds, under the shell; `before` stands in front of it.
-inline Ended run_tessera(const std::string& arguments, const std::string& before = "") {
+// `tessera arguments`, at most 120 seconds, under the shell; `before` stands in front of it and
+// `errors` says where stderr goes.
+inline Ended run_tessera(const std::string& arguments, const std::string& before = "",
+                         const std::string& errors = "2>&1") {
   // Variables that a launcher around the tests may have set.
   std::string clean = "env";
   for (const char* name :
@@ -31,8 +33,8 @@ inline Ended run_tessera(const std::string& arguments, const std::string& before
         "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}) {
     clean += std::string(" -u ") + name;
   }
-  const std::string command = fmt::format("( {} timeout -k 1 120 {} '{}' {} ) 2>&1 < /dev/null",
-                                          clean, before, TESSERA_PROGRAM, arguments);
+  const std::string command = fmt::format("( {} timeout -k 1 120 {} '{}' {} ) {} < /dev/null",
+                                          clean, before, TESSERA_PROGRAM, arguments, errors);
   Ended ended;
   std::FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return ended;
@@ -41,6 +43,11 @@ inline Ended run_tessera(const std::string& arguments, const std::string& before
   const int status = pclose(pipe);
   ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return ended;
+}
+
+// The same with stdout alone.
+inline Ended stdout_of_tessera(const std::string& arguments) {
+  return run_tessera(arguments, "", "2> /dev/null");
 }
 
 // `tessera train arguments` on that many ranks.
