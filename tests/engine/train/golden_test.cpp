@@ -148,9 +148,10 @@ TEST_P(StoriesGolden, AdamWStepClipsAndDecaysMatricesOnly) {
       total += v;
       magnitude += std::fabs(v);
     }
-    // The sum cancels: the error is relative to the sum of magnitudes. Adam's first step is about
+    // The sum cancels: the error is relative to the sum of magnitudes. A tenth of the tolerance: no decay
+    // at all moves it by 9.6e-6, a learning rate that is 0.1% off by 1.1e-6. Adam's first step is about
     // lr * sign(g), which fp32 noise can flip only where the gradient is all but zero.
-    EXPECT_NEAR(total, sum.get<double>(), tolerance() * magnitude) << name;
+    EXPECT_NEAR(total, sum.get<double>(), 0.1 * tolerance() * magnitude) << name;
   }
 }
 
