@@ -21,6 +21,11 @@ constexpr std::size_t scratch_bytes(std::size_t bytes) { return (bytes + 255) / 
 // Whether a product into bf16 is made in fp32 scratch first: it is added to a bias, and c, in one rounding.
 bool gemm_sums_apart(const Gemm& args);
 
+// Operands of a product with block scales that has no kernel are decoded to bf16 this many rows at a
+// time: a multiple of kScaleBlock, or all of them.
+std::int64_t panel_rows(const Tensor& operand);
+std::size_t panel_bytes(const Tensor& operand);
+
 // Rows of partial sums that column_sum leaves; the row pieces are equal but the last.
 struct RowParts {
   std::int64_t parts = 0;

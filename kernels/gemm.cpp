@@ -9,6 +9,25 @@
 namespace tessera {
 namespace {
 
+void check_block_scales(const Gemm& args, ArgumentCheck& arg) {
+  arg.require(args.scale_mode_a != ScaleMode::kTensor && args.scale_mode_b != ScaleMode::kTensor,
+              "one operand has a scale for the tensor, the other for blocks of it");
+  arg.require(args.scale_mode_a != ScaleMode::kBlock || args.scale_mode_b != ScaleMode::kBlock,
+              "both operands have scales for 128 x 128 blocks, expected one of them to have "
+              "scales for vectors");
+  arg.require(!args.fast_accumulation, "fast accumulation does not go with scales for blocks");
+  const auto check_one = [&](const char* name, const Tensor& scale, ScaleMode mode,
+                             const Tensor& operand) {
+    arg.shape(name, scale, scale_shape(mode, operand.rows(), operand.cols()), "operand", operand);
+    arg.dtype(name, scale, {DType::kF32});
+    arg.dense(name, scale);
+    CHECK(reinterpret_cast<std::uintptr_t>(scale.data) % 16 == 0,
+          "[gemm] {} does not start at a multiple of 16 bytes", name);
+  };
+  check_one("scale_a", args.scale_a, args.scale_mode_a, args.a);
+  check_one("scale_b", args.scale_b, args.scale_mode_b, args.b);
+}
+
 void check_fp8(const Gemm& args, ArgumentCheck& arg) {
   arg.dtype("b", args.b, {DType::kF8E4M3, DType::kF8E5M2});
   arg.require(args.a.dtype == DType::kF8E4M3 || args.b.dtype == DType::kF8E4M3,
@@ -16,8 +35,12 @@ void check_fp8(const Gemm& args, ArgumentCheck& arg) {
   arg.dtype("c", args.c, {DType::kBF16, DType::kF32});
   arg.require(!args.transpose_a && args.transpose_b,
               "FP8 operands are multiplied as a [m, k] by b [n, k] transposed only");
-  arg.scalar("scale_a", args.scale_a);
-  arg.scalar("scale_b", args.scale_b);
+  if (args.scale_mode_a == ScaleMode::kTensor && args.scale_mode_b == ScaleMode::kTensor) {
+    arg.scalar("scale_a", args.scale_a);
+    arg.scalar("scale_b", args.scale_b);
+  } else {
+    check_block_scales(args, arg);
+  }
   const std::int64_t k = args.a.cols();
   const std::int64_t n = args.b.rows();
   CHECK(k % 16 == 0 && n % 16 == 0,
@@ -55,7 +78,9 @@ void check(const Gemm& args) {
               {DType::kBF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2});
     arg.dtype("b", args.b, {args.a.dtype});
     arg.dtype("c", args.c, {args.a.dtype, DType::kF32});
-    arg.require(!args.scale_a.defined() && !args.scale_b.defined() && !args.fast_accumulation,
+    arg.require(!args.scale_a.defined() && !args.scale_b.defined() && !args.fast_accumulation &&
+                    args.scale_mode_a == ScaleMode::kTensor &&
+                    args.scale_mode_b == ScaleMode::kTensor,
                 "scales and fast accumulation belong to FP8 operands");
   }
   arg.separate("c", args.c, "a", args.a);

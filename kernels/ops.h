@@ -38,6 +38,7 @@
   X(sum_parts, SumParts)                           \
   X(amax, Amax)                                    \
   X(quantize, Quantize)                            \
+  X(quantize_blocks, QuantizeBlocks)               \
   X(transpose, Transpose)                          \
   X(cross_entropy_stats, CrossEntropyStats)        \
   X(cross_entropy_combine, CrossEntropyCombine)    \

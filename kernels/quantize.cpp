@@ -53,6 +53,39 @@ void check(const Quantize& args) {
 
 std::size_t workspace(const Quantize&, const Capabilities&) { return 0; }
 
+void check(const QuantizeBlocks& args) {
+  ArgumentCheck arg("quantize_blocks");
+  arg.matrix("in", args.in);
+  arg.dtype("in", args.in, {DType::kBF16, DType::kF32});
+  arg.require(args.mode != ScaleMode::kTensor, "mode is kTensor, expected kVector or kBlock");
+  arg.require(args.row.defined() || args.column.defined(), "neither row nor column is given");
+  const auto check_scale = [&](const char* name, const Tensor& scale, const Tensor& copy) {
+    arg.shape(name, scale, scale_shape(args.mode, copy.rows(), copy.cols()), "copy", copy);
+    arg.dtype(name, scale, {DType::kF32});
+    arg.dense(name, scale);
+    arg.separate(name, scale, "in", args.in);
+    arg.separate(name, scale, "copy", copy);
+  };
+  if (args.row.defined()) {
+    arg.shape("row", args.row, args.in.shape, "in", args.in);
+    arg.dtype("row", args.row, {DType::kF8E4M3, DType::kF8E5M2});
+    arg.separate("row", args.row, "in", args.in);
+    check_scale("row_scale", args.row_scale, args.row);
+  }
+  if (args.column.defined()) {
+    check_transposed(arg, "column", args.column, args.in);
+    arg.dtype("column", args.column, {DType::kF8E4M3, DType::kF8E5M2});
+    check_scale("column_scale", args.column_scale, args.column);
+    if (args.row.defined()) {
+      arg.dtype("column", args.column, {args.row.dtype});
+      arg.separate("column", args.column, "row", args.row);
+      arg.separate("column_scale", args.column_scale, "row_scale", args.row_scale);
+    }
+  }
+}
+
+std::size_t workspace(const QuantizeBlocks&, const Capabilities&) { return 0; }
+
 void check(const Transpose& args) {
   ArgumentCheck arg("transpose");
   arg.matrix("in", args.in);

@@ -93,7 +93,8 @@ BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const B
     return linear.plan_input(plain, name + " " + what, quant, trains, arena);
   };
   const auto shared = [&](const auto& linear, GemmOperand BlockSaved::*member) {
-    const bool is_shared = is_repeated || (first != nullptr && linear.is_quantized());
+    const bool is_shared =
+        is_repeated || (first != nullptr && linear.is_quantized() && !linear.keeps_plain(quant));
     return is_shared ? (first->*member).plain : Tensor{};
   };
   const Shape stream{g.local_tokens, hidden};
@@ -113,7 +114,8 @@ BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const B
   saved.middle = take("middle", g.compute, stream);
   saved.rstd2 = take("rstd2", g.statistics(), Shape{g.local_tokens});
   // Of two quantised norm outputs one is read before the other is written.
-  const bool is_one_norm = first == nullptr && qkv_.is_quantized() && gate_up_.is_quantized();
+  const bool is_one_norm = first == nullptr && qkv_.is_quantized() && gate_up_.is_quantized() &&
+                           !qkv_.keeps_plain(quant) && !gate_up_.keeps_plain(quant);
   saved.normed2 = input("normed2", gate_up_, stream,
                         is_one_norm ? saved.normed1.plain : shared(gate_up_, &BlockSaved::normed2),
                         &BlockSaved::normed2);

@@ -6,18 +6,26 @@
 namespace tessera {
 namespace {
 
+const Tensor& scale_of(const GemmOperand& operand, bool rows) {
+  if (!operand.has_block_scales()) return operand.scale;
+  return rows ? operand.row_scale : operand.column_scale;
+}
+
 // Each quantised product is a row matrix by a row matrix transposed.
-void multiply(const GemmOperand& a, const Tensor& copy_of_a, const GemmOperand& b,
-              const Tensor& copy_of_b, Gemm& args, Stream& stream) {
+void multiply(const GemmOperand& a, bool rows_of_a, const GemmOperand& b, bool rows_of_b,
+              Gemm& args, Stream& stream) {
   CHECK(a.is_quantized() == b.is_quantized(),
         "[linear] one operand of a product is quantised, the other is not");
   if (a.is_quantized()) {
-    args.a = copy_of_a;
-    args.b = copy_of_b;
+    args.a = rows_of_a ? a.row : a.column;
+    args.b = rows_of_b ? b.row : b.column;
     args.transpose_a = false;
     args.transpose_b = true;
-    args.scale_a = a.scale;
-    args.scale_b = b.scale;
+    args.scale_mode_a = a.mode;
+    args.scale_mode_b = b.mode;
+    args.scale_a = scale_of(a, rows_of_a);
+    args.scale_b = scale_of(b, rows_of_b);
+    if (a.has_block_scales()) args.fast_accumulation = false;
   } else {
     args.a = a.plain;
     args.b = b.plain;
@@ -33,27 +41,38 @@ GemmOperand GemmOperand::first_rows(std::int64_t count) const {
   if (plain.defined()) part.plain = plain.row_slice(0, count);
   if (row.defined()) part.row = row.row_slice(0, count);
   if (column.defined()) part.column = column.col_slice(0, fp8_depth(count));
+  // A vector's scales of fewer rows are no part of those of more: rows are adjacent.
+  CHECK(!row_scale.defined() && mode != ScaleMode::kBlock,
+        "[linear] the first rows alone of a copy whose scales are fixed");
+  if (column_scale.defined())
+    part.column_scale = column_scale.row_slice(0, scale_blocks(fp8_depth(count)));
   return part;
 }
 
 void quantize(const GemmOperand& operand, Stream& stream) {
   if (!operand.is_quantized() || (!operand.row.defined() && !operand.column.defined())) return;
+  if (operand.has_block_scales()) {
+    quantize_blocks(QuantizeBlocks{operand.plain, operand.row, operand.row_scale, operand.column,
+                                   operand.column_scale, operand.mode},
+                    stream);
+    return;
+  }
   quantize(Quantize{operand.plain, operand.amax, operand.row, operand.column, operand.scale},
            stream);
 }
 
 void multiply_nt(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream) {
   rest.transpose_b = true;
-  multiply(a, a.row, b, b.row, rest, stream);
+  multiply(a, true, b, true, rest, stream);
 }
 
 void multiply_nn(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream) {
-  multiply(a, a.row, b, b.column, rest, stream);
+  multiply(a, true, b, false, rest, stream);
 }
 
 void multiply_tn(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream) {
   rest.transpose_a = true;
-  multiply(a, a.column, b, b.column, rest, stream);
+  multiply(a, false, b, false, rest, stream);
 }
 
 }  // namespace tessera

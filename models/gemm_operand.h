@@ -14,16 +14,22 @@ struct GemmOperand {
   Tensor plain;   // [rows, cols] in the compute format
   Tensor row;     // [rows, cols] FP8, or undefined
   Tensor column;  // [cols, fp8_depth(rows)] FP8, or undefined
-  Tensor amax;    // [1] fp32: largest magnitude of plain
-  Tensor scale;   // [1] fp32: plain is about scale * copy
+  // kTensor: one scale, from the tensor's largest magnitude.
+  Tensor amax;   // [1] fp32: largest magnitude of plain
+  Tensor scale;  // [1] fp32: plain is about scale * copy
+  // kVector and kBlock: each copy has its own scales (scale_shape); both are cast from plain.
+  ScaleMode mode = ScaleMode::kTensor;
+  Tensor row_scale;
+  Tensor column_scale;
 
-  bool is_quantized() const { return scale.defined(); }
+  bool is_quantized() const { return scale.defined() || has_block_scales(); }
+  bool has_block_scales() const { return mode != ScaleMode::kTensor; }
   // The first `count` rows alone.
   GemmOperand first_rows(std::int64_t count) const;
 };
 
-// Writes the copies that are there, and the scale, from plain and its amax. Does nothing to a plain
-// operand or one without copies.
+// Writes the copies that are there, and their scales, from plain (and its amax). Does nothing to a
+// plain operand or one without copies.
 void quantize(const GemmOperand& operand, Stream& stream);
 
 // Products into rest.c, with the bias and accumulation of `rest`; both operands are plain or both

@@ -18,43 +18,77 @@ std::int64_t whole_rows(const Tensor& piece, const LayerContext& context) {
 // The copies that an operand has only while a product reads them lie in scratch; a plain operand
 // gets none.
 
+// A copy and, where it has scales of blocks, these.
+class ScratchCopy {
+ public:
+  // Nothing where `is_needed` does not hold.
+  ScratchCopy(const GemmOperand& source, bool is_needed, DType format, Shape shape,
+              LayerContext& context)
+      : copy_(context.stream, format, is_needed ? shape : Shape{0}),
+        scale_(context.stream, DType::kF32,
+               is_needed && source.has_block_scales()
+                   ? scale_shape(source.mode, shape.rows(), shape.cols())
+                   : Shape{0}) {}
+  const Tensor& copy() const { return *copy_; }
+  // Undefined with one scale per tensor.
+  Tensor scale() const { return scale_->numel() > 0 ? *scale_ : Tensor{}; }
+
+ private:
+  ScratchTensor copy_;
+  ScratchTensor scale_;
+};
+
 // A row copy beside the column copy that the operand has, if that is to be written.
 class ScratchRow {
  public:
   ScratchRow(const GemmOperand& source, DType format, LayerContext& context)
-      : operand_(source),
-        row_(context.stream, format, source.is_quantized() ? source.plain.shape : Shape{0}) {
-    if (source.is_quantized()) operand_.row = *row_;
-    if (!context.keeps_inputs) operand_.column = Tensor{};
+      : operand_(source), row_(source, source.is_quantized(), format, source.plain.shape, context) {
+    if (source.is_quantized()) {
+      operand_.row = row_.copy();
+      operand_.row_scale = row_.scale();
+    }
+    if (!context.keeps_inputs) operand_.column = operand_.column_scale = Tensor{};
   }
   const GemmOperand& operand() const { return operand_; }
 
  private:
   GemmOperand operand_;
-  ScratchTensor row_;
+  ScratchCopy row_;
+};
+
+// A column copy beside what the operand has.
+class ScratchColumn {
+ public:
+  ScratchColumn(const GemmOperand& source, DType format, LayerContext& context)
+      : operand_(source),
+        column_(source, source.is_quantized(), format,
+                Shape{source.plain.cols(), fp8_depth(source.plain.rows())}, context) {
+    if (!source.is_quantized()) return;
+    operand_.column = column_.copy();
+    operand_.column_scale = column_.scale();
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  GemmOperand operand_;
+  ScratchCopy column_;
 };
 
 // A row and a column copy.
 class ScratchCopies {
  public:
   ScratchCopies(const GemmOperand& source, DType format, LayerContext& context)
-      : row_(source, format, context),
-        column_(context.stream, format,
-                source.is_quantized() ? Shape{source.plain.cols(), fp8_depth(source.plain.rows())}
-                                      : Shape{0}),
-        operand_(row_.operand()) {
-    if (source.is_quantized()) operand_.column = *column_;
-  }
-  const GemmOperand& operand() const { return operand_; }
+      : row_(source, format, context), column_(row_.operand(), format, context) {}
+  const GemmOperand& operand() const { return column_.operand(); }
 
  private:
   ScratchRow row_;
-  ScratchTensor column_;
-  GemmOperand operand_;
+  ScratchColumn column_;
 };
 
-// The pieces [T / tp, n] of all ranks as one operand [T, n]: its row copy, or plain. A quantised
-// one has one scale on all ranks (agree_on_amax).
+// The pieces [T / tp, n] of all ranks as one operand [T, n]: its row copy where a quantised one has
+// one scale on all ranks (agree_on_amax), else plain: both copies with scales of blocks are cast
+// from the whole.
 class Gathered {
  public:
   Gathered(const GemmOperand& piece, LayerContext& context)
@@ -63,13 +97,17 @@ class Gathered {
     context.tensor.all_gather(payload(piece), *whole_, context.stream);
     operand_.amax = piece.amax;
     operand_.scale = piece.scale;
-    (piece.is_quantized() ? operand_.row : operand_.plain) = *whole_;
+    operand_.mode = piece.mode;
+    (gathers_rows(piece) ? operand_.row : operand_.plain) = *whole_;
   }
   const GemmOperand& operand() const { return operand_; }
 
  private:
+  static bool gathers_rows(const GemmOperand& piece) {
+    return piece.is_quantized() && !piece.has_block_scales();
+  }
   static const Tensor& payload(const GemmOperand& piece) {
-    return piece.is_quantized() ? piece.row : piece.plain;
+    return gathers_rows(piece) ? piece.row : piece.plain;
   }
   ScratchTensor whole_;
   GemmOperand operand_;
@@ -100,11 +138,15 @@ void agree_on_amax(const GemmOperand& piece, LayerContext& context) {
   if (amax.defined()) context.tensor.all_reduce(amax, ReduceOp::kMax, context.stream);
 }
 
-// Memory of the column copy of an input [T, in].
-Tensor plan_column(const Tensor& x, const std::string& name, const QuantState& quant,
-                   Arena& arena) {
-  return arena.allocate(name + " fp8 columns", quant.recipe().forward,
-                        Shape{x.cols(), fp8_depth(x.rows())}, MemoryClass::kActivations);
+// Memory of the column copy of an input [T, in], and of its scales.
+void plan_column(GemmOperand& x, const std::string& name, const QuantState& quant, Arena& arena) {
+  const Shape shape{x.plain.cols(), fp8_depth(x.plain.rows())};
+  x.column = arena.allocate(name + " fp8 columns", quant.recipe().forward, shape,
+                            MemoryClass::kActivations);
+  if (!x.has_block_scales()) return;
+  x.column_scale =
+      arena.allocate(name + " fp8 column scales", DType::kF32,
+                     scale_shape(x.mode, shape.rows(), shape.cols()), MemoryClass::kActivations);
 }
 
 }  // namespace
@@ -166,7 +208,13 @@ GemmOperand ParallelLinear::input(const Tensor& x, const GemmOperand& from,
   GemmOperand operand = local_.input(x, quant);
   operand.row = from.row;
   operand.column = from.column;
+  operand.row_scale = from.row_scale;
+  operand.column_scale = from.column_scale;
   return operand;
+}
+
+bool ColumnParallelLinear::keeps_plain(const QuantState& quant) const {
+  return splits_tokens_ && is_quantized() && quant.recipe().scaling == QuantScaling::kBlockwise;
 }
 
 ColumnParallelLinear::ColumnParallelLinear(ParamRegistry& registry, QuantRegistry& quant,
@@ -201,12 +249,13 @@ GemmOperand ColumnParallelLinear::plan_input(const Tensor& x, const std::string&
                                              Arena& arena) const {
   GemmOperand operand = local_.input(x, quant);
   if (!is_quantized()) return operand;
+  if (keeps_plain(quant)) return operand;
   if (splits_tokens_) {
     // What is gathered, in the forward and again in the backward: rows at half the bytes.
     operand.row = arena.allocate(name + " fp8 rows", quant.recipe().forward, x.shape,
                                  MemoryClass::kActivations);
   } else if (trains) {
-    operand.column = plan_column(x, name, quant, arena);
+    plan_column(operand, name, quant, arena);
   }
   return operand;
 }
@@ -222,7 +271,10 @@ void ColumnParallelLinear::forward(const GemmOperand& x, const Tensor& y,
   agree_on_amax(x, context);
   keep_input(x, context);
   const Gathered whole(x, context);
-  local_.forward(whole.operand(), y, true, context);
+  if (!x.has_block_scales()) return local_.forward(whole.operand(), y, true, context);
+  const ScratchRow row(whole.operand(), context.quant.recipe().forward, context);
+  quantize(row.operand(), context.stream);
+  local_.forward(row.operand(), y, true, context);
 }
 
 void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, const Tensor& dx,
@@ -240,6 +292,11 @@ void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy,
   const ScratchTensor dx_whole(context.stream, dx.dtype, Shape{whole_rows(dx, context), dx.cols()});
   local_.backward_input(gradient.operand(), *dx_whole, context);
   context.tensor.reduce_scatter(*dx_whole, dx, ReduceOp::kSum, context.stream);
+  if (x.has_block_scales()) {
+    const ScratchColumn x_columns(x_whole.operand(), context.quant.recipe().forward, context);
+    quantize(x_columns.operand(), context.stream);
+    return local_.backward_weight(x_columns.operand(), gradient.operand(), context);
+  }
   const Transposed x_columns(x_whole.operand(), context);
   local_.backward_weight(x_columns.operand(), gradient.operand(), context);
 }
@@ -270,7 +327,7 @@ GemmOperand RowParallelLinear::plan_input(const Tensor& x, const std::string& na
                                           const QuantState& quant, bool trains,
                                           Arena& arena) const {
   GemmOperand operand = local_.input(x, quant);
-  if (is_quantized() && trains) operand.column = plan_column(x, name, quant, arena);
+  if (is_quantized() && trains) plan_column(operand, name, quant, arena);
   return operand;
 }
 
@@ -294,6 +351,14 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
   local_.backward_bias(dy.plain, context);
   if (!is_split(context)) {
     const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
+    quantize(gradient.operand(), context.stream);
+    local_.backward_input(gradient.operand(), dx, context);
+    local_.backward_weight(x, gradient.operand(), context);
+    return;
+  }
+  if (dy.has_block_scales()) {
+    const Gathered whole(dy, context);
+    const ScratchCopies gradient(whole.operand(), context.quant.recipe().gradient, context);
     quantize(gradient.operand(), context.stream);
     local_.backward_input(gradient.operand(), dx, context);
     local_.backward_weight(x, gradient.operand(), context);

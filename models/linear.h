@@ -75,7 +75,7 @@ struct LinearOptions {
 // What both kinds of layer share: the operands that they take. An input is planned once and given
 // to forward and backward alike. Quantised, its copy for the backward is made by the forward, so
 // that `plain` may be overwritten in between; its amax is recorded by its producer or by measure(),
-// before forward.
+// before forward. (Scales of blocks need no amax.)
 class ParallelLinear {
  public:
   bool is_quantized() const { return local_.is_quantized(); }
@@ -106,6 +106,9 @@ class ColumnParallelLinear : public ParallelLinear {
   ColumnParallelLinear(ParamRegistry& registry, QuantRegistry& quant, int bucket,
                        const std::vector<ColumnPart>& parts, const LinearOptions& options);
 
+  // Whether the backward gathers and casts the input's plain values, so that they must be kept:
+  // where tokens are split and scales belong to blocks of the whole.
+  bool keeps_plain(const QuantState& quant) const;
   // Plans the copies that the backward of input `x` needs.
   GemmOperand plan_input(const Tensor& x, const std::string& name, const QuantState& quant,
                          bool trains, Arena& arena) const;
@@ -127,6 +130,7 @@ class RowParallelLinear : public ParallelLinear {
                     const std::string& name, std::int64_t out_features,
                     const LinearOptions& options);
 
+  bool keeps_plain(const QuantState&) const { return false; }
   GemmOperand plan_input(const Tensor& x, const std::string& name, const QuantState& quant,
                          bool trains, Arena& arena) const;
   void forward(const GemmOperand& x, const Tensor& y, LayerContext& context) const;

@@ -13,6 +13,9 @@ namespace tessera {
 enum class QuantScaling : unsigned char {
   kNone,     // nothing is quantised
   kCurrent,  // FP8 with one scale per tensor, from the largest magnitude the tensor itself holds
+  // FP8 with scales for 128 x 128 blocks of weights and for 128 neighbours of activations and
+  // gradients along the inner dim of a product
+  kBlockwise,
 };
 
 struct QuantRecipe {

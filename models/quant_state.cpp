@@ -21,23 +21,39 @@ QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, 
   const auto scalars = [&](const char* name, std::int64_t number) {
     return arena.allocate(name, DType::kF32, Shape{number * kSpacing}, MemoryClass::kActivations);
   };
-  amaxes_ = scalars("fp8 amaxes", count * kSlotsPerLinear);
-  scales_ = scalars("fp8 scales", count * kSlotsPerLinear);
-  const Tensor weight_amaxes = scalars("fp8 weight amaxes", count);
-  const Tensor weight_scales = scalars("fp8 weight scales", count);
+  const bool is_blockwise = recipe_.scaling == QuantScaling::kBlockwise;
+  Tensor weight_amaxes;
+  Tensor weight_scales;
+  if (!is_blockwise) {
+    amaxes_ = scalars("fp8 amaxes", count * kSlotsPerLinear);
+    scales_ = scalars("fp8 scales", count * kSlotsPerLinear);
+    weight_amaxes = scalars("fp8 weight amaxes", count);
+    weight_scales = scalars("fp8 weight scales", count);
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     WeightCopies weight;
     weight.linear = registry.linears()[static_cast<std::size_t>(i)];
     const std::string& name = params.spec(weight.linear.weight).name;
     const Shape shape = params.fused_weight(weight.linear.weight, weight.linear.count).shape;
-    const auto take = [&](const char* what, Shape copy) {
-      return arena.allocate(fmt::format("fp8 {} of {}", what, name), recipe_.forward, copy,
+    const auto take = [&](const char* what, DType dtype, Shape copy) {
+      return arena.allocate(fmt::format("fp8 {} of {}", what, name), dtype, copy,
                             MemoryClass::kWeights);
     };
-    weight.copies.row = take("rows", shape);
-    if (params.options().trains) weight.copies.column = take("columns", Shape{shape[1], shape[0]});
-    weight.copies.amax = weight_amaxes.flat_slice(i * kSpacing, 1);
-    weight.copies.scale = weight_scales.flat_slice(i * kSpacing, 1);
+    const auto take_scales = [&](const char* what, const Tensor& copy) {
+      return take(what, DType::kF32, scale_shape(ScaleMode::kBlock, copy.rows(), copy.cols()));
+    };
+    weight.copies.row = take("rows", recipe_.forward, shape);
+    if (params.options().trains)
+      weight.copies.column = take("columns", recipe_.forward, Shape{shape[1], shape[0]});
+    if (is_blockwise) {
+      weight.copies.mode = ScaleMode::kBlock;
+      weight.copies.row_scale = take_scales("row scales", weight.copies.row);
+      if (weight.copies.column.defined())
+        weight.copies.column_scale = take_scales("column scales", weight.copies.column);
+    } else {
+      weight.copies.amax = weight_amaxes.flat_slice(i * kSpacing, 1);
+      weight.copies.scale = weight_scales.flat_slice(i * kSpacing, 1);
+    }
     weights_.push_back(weight);
   }
 }
@@ -45,6 +61,10 @@ QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, 
 GemmOperand QuantState::slot(int linear, int which) const {
   GemmOperand operand;
   if (linear < 0) return operand;
+  if (recipe_.scaling == QuantScaling::kBlockwise) {
+    operand.mode = ScaleMode::kVector;
+    return operand;
+  }
   const std::int64_t index = (linear * kSlotsPerLinear + which) * kSpacing;
   operand.amax = amaxes_.flat_slice(index, 1);
   operand.scale = scales_.flat_slice(index, 1);
@@ -61,8 +81,10 @@ GemmOperand QuantState::weight(int linear, const ParamStore& params, Stream& str
   operand.plain = params.fused_weight(weight.linear.weight, weight.linear.count);
   const std::uint64_t version = params.weight_version(weight.linear.weight.bucket);
   if (weight.version != version) {
-    stream.set_zero(operand.amax.data, operand.amax.bytes());
-    amax(Amax{operand.plain, operand.amax}, stream);
+    if (!operand.has_block_scales()) {
+      stream.set_zero(operand.amax.data, operand.amax.bytes());
+      amax(Amax{operand.plain, operand.amax}, stream);
+    }
     quantize(operand, stream);
     weight.version = version;
   }

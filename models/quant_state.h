@@ -1,5 +1,6 @@
 // QuantState: the memory of a model's quantised products on one rank. For every quantised layer it
-// holds the amax and scale of its input and of its output's gradient, and the weight's copies,
+// holds the amax and scale of its input and of its output's gradient (scales of blocks lie beside
+// their copies instead), and the weight's copies,
 // which are made anew when the weight has changed: once per optimizer step where weights stay, once
 // per gathering where they come and go (ParamStore::weight_version tells).
 #pragma once
@@ -21,7 +22,8 @@ class QuantState {
 
   const QuantRecipe& recipe() const { return recipe_; }
 
-  // Operands with amax and scale alone, of layer number `linear`; plain ones for -1.
+  // Operands without copies (with amax and scale, if there is one per tensor), of layer number
+  // `linear`; plain ones for -1.
   GemmOperand input(int linear) const { return slot(linear, 0); }
   GemmOperand gradient(int linear) const { return slot(linear, 1); }
 

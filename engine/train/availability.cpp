@@ -41,8 +41,8 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   refuse(quantization != "auto" && quantization != "none", "model.quantization",
          fmt::format("is {}, which is not available in this version; write auto or none", quantization));
   const PrecisionOptions& precision = config.precision;
-  refuse(precision.fp8 != "none" && precision.fp8 != "current", "precision.fp8",
-         fmt::format("is {}, which is not available in this version; write current or none",
+  refuse(precision.fp8 == "delayed" || precision.fp8 == "rowwise", "precision.fp8",
+         fmt::format("is {}, which is not available in this version; write current, blockwise or none",
                      precision.fp8));
   const auto& kept = precision.keep_bf16;
   refuse(precision.fp8 != "none" && std::find(kept.begin(), kept.end(), "lm_head") == kept.end(),

@@ -5,8 +5,10 @@
 namespace tessera {
 namespace {
 
-// The first GPUs with FP8 tensor cores.
+// The first GPUs with FP8 tensor cores, and those whose library multiplies with scales of 128
+// elements.
 constexpr int kFirstFp8Arch = 89;
+constexpr int kBlockwiseArch = 90;
 
 Transformer layers_of(const ModelConfig& model, const RuntimeOptions& options, int tensor_size) {
   return Transformer(model, tensor_size, options.sequence_parallel, options.recipe);
@@ -17,7 +19,7 @@ Transformer layers_of(const ModelConfig& model, const RuntimeOptions& options, i
 QuantRecipe quant_recipe(const PrecisionOptions& options) {
   QuantRecipe recipe;
   if (options.fp8 == "none") return recipe;
-  recipe.scaling = QuantScaling::kCurrent;
+  recipe.scaling = options.fp8 == "blockwise" ? QuantScaling::kBlockwise : QuantScaling::kCurrent;
   recipe.gradient = options.fp8_gradients == "e4m3" ? DType::kF8E4M3 : DType::kF8E5M2;
   recipe.keep_bf16 = options.keep_bf16;
   return recipe;
@@ -31,6 +33,10 @@ void check_precision(const RunConfig& config, const Capabilities& target) {
       "{}.{}; write precision.fp8: none",
       config.locate("precision.fp8"), config.precision.fp8, target.sm_arch / 10,
       target.sm_arch % 10);
+  CHECK_USER(config.precision.fp8 != "blockwise" || target.sm_arch == kBlockwiseArch,
+             "[config] {} is blockwise; products with scales of 128 elements need a GPU of compute "
+             "capability 9.0, this one has {}.{}; write precision.fp8: current",
+             config.locate("precision.fp8"), target.sm_arch / 10, target.sm_arch % 10);
 }
 
 double fp8_share(const ModelConfig& model, const RuntimeOptions& options, int tensor_size) {

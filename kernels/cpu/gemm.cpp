@@ -12,9 +12,10 @@
 namespace tessera::cpu {
 namespace {
 
-// Copies rows [r0, r0 + rows) x columns [c0, c0 + cols) of a bf16 or FP8 matrix to a dense panel.
-void convert_panel(const Tensor& t, std::int64_t r0, std::int64_t rows, std::int64_t c0,
-                   std::int64_t cols, float* panel) {
+// Copies rows [r0, r0 + rows) x columns [c0, c0 + cols) of a bf16 or FP8 matrix to a dense panel;
+// scales of vectors and blocks multiply their elements, exactly where they are powers of two.
+void convert_panel(const Tensor& t, const Tensor& scale, ScaleMode mode, std::int64_t r0,
+                   std::int64_t rows, std::int64_t c0, std::int64_t cols, float* panel) {
   if (t.dtype == DType::kBF16) {
     for (std::int64_t i = 0; i < rows; ++i) {
       const bf16* in = row<bf16>(t, r0 + i) + c0;
@@ -29,12 +30,23 @@ void convert_panel(const Tensor& t, std::int64_t r0, std::int64_t rows, std::int
     const std::uint8_t* in = row<std::uint8_t>(t, r0 + i) + c0;
     float* out = panel + i * cols;
     for (std::int64_t j = 0; j < cols; ++j) out[j] = values[in[j]];
+    if (mode == ScaleMode::kTensor) continue;
+    for (std::int64_t j = 0; j < cols;) {
+      const std::int64_t block = (c0 + j) / kScaleBlock;
+      const std::int64_t end = std::min(cols, (block + 1) * kScaleBlock - c0);
+      const float factor = mode == ScaleMode::kVector
+                               ? row<float>(scale, block)[r0 + i]
+                               : row<float>(scale, (r0 + i) / kScaleBlock)[block];
+#pragma omp simd
+      for (std::int64_t l = j; l < end; ++l) out[l] *= factor;
+      j = end;
+    }
   }
 }
 
 // What the products are multiplied with.
 float factor_of(const Gemm& args) {
-  if (!args.scale_a.defined()) return args.alpha;
+  if (!args.scale_a.defined() || args.has_block_scales()) return args.alpha;
   return args.alpha * *static_cast<const float*>(args.scale_a.data) *
          *static_cast<const float*>(args.scale_b.data);
 }
@@ -73,8 +85,10 @@ void multiply(const Tile<T>& tile, std::int64_t p0, std::int64_t depth, C* a_pan
   } else {
     call.lda = args.transpose_a ? tile.rows : depth;
     call.ldb = args.transpose_b ? depth : tile.cols;
-    convert_panel(args.a, a_row, args.transpose_a ? depth : tile.rows, a_col, call.lda, a_panel);
-    convert_panel(args.b, b_row, args.transpose_b ? tile.cols : depth, b_col, call.ldb, b_panel);
+    convert_panel(args.a, args.scale_a, args.scale_mode_a, a_row,
+                  args.transpose_a ? depth : tile.rows, a_col, call.lda, a_panel);
+    convert_panel(args.b, args.scale_b, args.scale_mode_b, b_row,
+                  args.transpose_b ? tile.cols : depth, b_col, call.ldb, b_panel);
     call.a = a_panel;
     call.b = b_panel;
   }

@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "engine/core/error.h"
@@ -23,6 +24,7 @@
 #include "engine/device/cuda/cuda_context.h"
 #include "engine/memory/scratch.h"
 #include "kernels/cuda/add_bias.h"
+#include "kernels/cuda/decode_blocks.h"
 #include "kernels/cuda_workspace.h"
 #include "kernels/gemm_choices.h"
 #include "kernels/ops.h"
@@ -35,7 +37,8 @@ constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 4;
 
 // m, n, k, strides of a, b, c, transpose_a + 2 transpose_b, beta != 0, bias in the epilogue, dtypes
-// of a and c, alignments of a, b, c, dtype of b, fast accumulation.
+// of a and c, alignments of a, b, c, dtype of b, fast accumulation + 2 scale mode of a + 8 that of
+// b.
 using Key = std::array<std::int64_t, 16>;
 
 std::string text_of(const Key& key) {
@@ -100,7 +103,8 @@ struct Problem {
   std::int64_t m, n, k;
   bool has_bias;  // in the epilogue
   bool is_double;
-  bool has_scales;  // FP8 operands
+  bool has_scales;        // FP8 operands
+  bool has_block_scales;  // and these for vectors or blocks of 128
   Key key;
 
   explicit Problem(const Gemm& args)
@@ -112,6 +116,7 @@ struct Problem {
                  !(is_fp8(args.a.dtype) && args.c.dtype == DType::kF32)),
         is_double(args.a.dtype == DType::kF64),
         has_scales(is_fp8(args.a.dtype)),
+        has_block_scales(args.has_block_scales()),
         key{m,
             n,
             k,
@@ -127,7 +132,8 @@ struct Problem {
             alignment_of(args.b.data),
             alignment_of(args.c.data),
             static_cast<std::int64_t>(args.b.dtype),
-            args.fast_accumulation ? 1 : 0} {}
+            (args.fast_accumulation ? 1 : 0) + 2 * static_cast<std::int64_t>(args.scale_mode_a) +
+                8 * static_cast<std::int64_t>(args.scale_mode_b)} {}
 
   // A matrix of one row may carry any stride; the library wants at least its width.
   static std::int64_t stride_of(const Tensor& t) { return std::max(t.row_stride, t.cols()); }
@@ -157,12 +163,43 @@ struct Scalars {
   }
 };
 
+const char* tag_of(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kVector:
+      return " by 1x128";
+    case ScaleMode::kBlock:
+      return " by 128x128";
+    default:
+      return "";
+  }
+}
+
+cublasLtMatmulMatrixScale_t library_mode(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kVector:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case ScaleMode::kBlock:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    default:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  }
+}
+
 std::string not_supported(const Gemm& args) {
-  return fmt::format("[gemm] cuBLASLt has no kernel for a {} {}{}, b {} {}{}, c {} {}",
-                     name_of(args.a.dtype), to_string(args.a.shape),
-                     args.transpose_a ? " transposed" : "", name_of(args.b.dtype),
-                     to_string(args.b.shape), args.transpose_b ? " transposed" : "",
-                     name_of(args.c.dtype), to_string(args.c.shape));
+  return fmt::format(
+      "[gemm] cuBLASLt has no kernel for a {} {}{}{}, b {} {}{}{}, c {} {}", name_of(args.a.dtype),
+      to_string(args.a.shape), args.transpose_a ? " transposed" : "", tag_of(args.scale_mode_a),
+      name_of(args.b.dtype), to_string(args.b.shape), args.transpose_b ? " transposed" : "",
+      tag_of(args.scale_mode_b), name_of(args.c.dtype), to_string(args.c.shape));
+}
+
+// Rows of an operand with scales of vectors that is our a: the library wants multiples of 8.
+constexpr std::int64_t kVectorRows = 8;
+
+// What the library says to a product that it has no kernel for.
+bool is_refusal(cublasStatus_t status, const Problem& problem) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED ||
+         (problem.has_block_scales && status == CUBLAS_STATUS_INVALID_VALUE);
 }
 
 class GemmLibrary : public Extension {
@@ -180,6 +217,9 @@ class GemmLibrary : public Extension {
  private:
   // False, without having done anything, where the library has no kernel for these arguments.
   bool multiply_planned(const Gemm& args, CudaStream& stream, void* workspace);
+  // The same, but operands with block scales are decoded where that helps.
+  bool multiply_somehow(const Gemm& args, CudaStream& stream, void* workspace);
+  void multiply_decoded(const Gemm& args, CudaStream& stream, void* workspace);
   Plan& plan_for(const Problem& problem, const Gemm& args, CudaStream& stream, void* workspace);
   Plan describe(const Problem& problem, const Gemm& args) const;
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Problem& problem, const Gemm& args,
@@ -201,6 +241,7 @@ class GemmLibrary : public Extension {
   std::mutex mutex_;
   std::map<Key, Plan> plans_;
   std::map<std::string, cublasLtMatmulAlgo_t> imported_;
+  std::set<Key> decoded_;  // products that have been reported as decoded
 };
 
 // The library reads the scales from the device; its first operand is our b.
@@ -234,6 +275,10 @@ Plan GemmLibrary::describe(const Problem& problem, const Gemm& args) const {
     set(plan.desc.handle, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
     set_scales(plan, args);
   }
+  if (problem.has_block_scales) {
+    set(plan.desc.handle, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, library_mode(args.scale_mode_b));
+    set(plan.desc.handle, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, library_mode(args.scale_mode_a));
+  }
   const auto layout = [](Layout& out, const Tensor& t) {
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(
         &out.handle, data_type(t.dtype), static_cast<std::uint64_t>(t.cols()),
@@ -265,7 +310,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmLibrary::candidates(const Probl
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle_, plan.desc.handle, plan.first.handle, plan.second.handle, plan.out.handle,
       plan.out.handle, preference.handle, kCandidates, results.data(), &found);
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+  if (!is_refusal(status, problem)) CUBLAS_CHECK(status);
   results.resize(static_cast<std::size_t>(found));
   std::erase_if(results, [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
   return results;
@@ -362,11 +407,11 @@ void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
         Tensor(memory.data(), DType::kF32, Shape{args.c.rows(), args.c.cols()}, args.c.device);
     product.accumulate = false;
     product.bias = Tensor();
-    CHECK(multiply_planned(product, stream, workspace.data()), "{}", not_supported(product));
+    CHECK(multiply_somehow(product, stream, workspace.data()), "{}", not_supported(product));
     add_product_and_bias(product.c, args.bias, args.accumulate, args.c, stream);
     return;
   }
-  if (multiply_planned(args, stream, workspace.data())) return;
+  if (multiply_somehow(args, stream, workspace.data())) return;
   CHECK(args.bias.defined(), "{}", not_supported(args));
   // No kernel adds this bias: it goes into c first and the product is added to it, so that c is
   // rounded once. (An fp32 or fp64 c may hold its old value too; a bf16 one was dealt with above.)
@@ -374,24 +419,70 @@ void GemmLibrary::run(const Gemm& args, CudaStream& stream) {
   rest.bias = Tensor();
   rest.accumulate = true;
   add_bias(args.bias, args.accumulate, args.c, stream);
-  CHECK(multiply_planned(rest, stream, workspace.data()), "{}", not_supported(rest));
+  CHECK(multiply_somehow(rest, stream, workspace.data()), "{}", not_supported(rest));
+}
+
+bool GemmLibrary::multiply_somehow(const Gemm& args, CudaStream& stream, void* workspace) {
+  if (multiply_planned(args, stream, workspace)) return true;
+  // A bias is dealt with first: see run().
+  if (!args.has_block_scales() || args.bias.defined()) return false;
+  multiply_decoded(args, stream, workspace);
+  return true;
+}
+
+void GemmLibrary::multiply_decoded(const Gemm& args, CudaStream& stream, void* workspace) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (decoded_.insert(Problem(args).key).second) {
+      log::warning("{}: its operands are decoded to bf16 and multiplied so", not_supported(args));
+    }
+  }
+  const auto a_memory = stream.scratch().take(panel_bytes(args.a));
+  const auto b_memory = stream.scratch().take(panel_bytes(args.b));
+  const std::int64_t a_rows = panel_rows(args.a), b_rows = panel_rows(args.b);
+  const auto decode = [&](const Tensor& in, const Tensor& scale, ScaleMode mode, std::int64_t first,
+                          std::int64_t rows, void* memory) {
+    const Tensor panel(memory, DType::kBF16, Shape{rows, in.cols()}, in.device);
+    decode_blocks(in, scale, mode, first, panel, stream);
+    return panel;
+  };
+  for (std::int64_t j = 0; j < args.b.rows(); j += b_rows) {
+    const std::int64_t width = std::min(b_rows, args.b.rows() - j);
+    Gemm product;
+    product.transpose_b = true;
+    product.alpha = args.alpha;
+    product.accumulate = args.accumulate;
+    product.b = decode(args.b, args.scale_b, args.scale_mode_b, j, width, b_memory.data());
+    for (std::int64_t i = 0; i < args.a.rows(); i += a_rows) {
+      const std::int64_t height = std::min(a_rows, args.a.rows() - i);
+      product.a = decode(args.a, args.scale_a, args.scale_mode_a, i, height, a_memory.data());
+      product.c = args.c.row_slice(i, height).col_slice(j, width);
+      CHECK(multiply_planned(product, stream, workspace), "{}", not_supported(product));
+    }
+  }
 }
 
 bool GemmLibrary::multiply_planned(const Gemm& args, CudaStream& stream, void* workspace) {
   const Problem problem(args);
   // The library cannot add this one: wrong type.
   if (args.bias.defined() && !problem.has_bias) return false;
+  if (args.scale_mode_a == ScaleMode::kVector && problem.m % kVectorRows != 0) return false;
   const cudaStream_t s = cuda::native(stream);
   const std::lock_guard lock(mutex_);
-  const Plan& plan = plan_for(problem, args, stream, workspace);
+  Plan& plan = plan_for(problem, args, stream, workspace);
   if (!plan.is_supported) return false;
   if (problem.has_bias) {
     const void* bias = args.bias.data;
     set(plan.desc.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
   if (problem.has_scales) set_scales(plan, args);
-  CUBLAS_CHECK(multiply(plan, plan.algorithm, args, Scalars(args, problem.is_double), args.c.data,
-                        workspace, s));
+  const cublasStatus_t status = multiply(
+      plan, plan.algorithm, args, Scalars(args, problem.is_double), args.c.data, workspace, s);
+  if (problem.has_block_scales && is_refusal(status, problem)) {
+    plan.is_supported = false;
+    return false;
+  }
+  CUBLAS_CHECK(status);
   return true;
 }
 

@@ -164,6 +164,62 @@ TEST(Check, QuantizeNamesItsCopies) {
                  Amax{meta({4}, DType::kI32), meta({1})});
 }
 
+TEST(Check, BlockScalesHaveTheLibrarysShapes) {
+  const DType e4m3 = DType::kF8E4M3;
+  Gemm args{meta({136, 272}, e4m3), meta({144, 272}, e4m3), meta({136, 144}, DType::kBF16)};
+  args.transpose_b = true;
+  args.scale_mode_a = ScaleMode::kVector;
+  args.scale_a = meta({3, 136});
+  args.scale_b = meta({1});
+  expect_refused({"one operand has a scale for the tensor, the other for blocks of it"}, args);
+  args.scale_mode_b = ScaleMode::kBlock;
+  expect_refused({"scale_b is [1], expected [2, 4]"}, args);
+  args.scale_b = meta({2, 4});
+  EXPECT_NO_THROW(check(args));
+  args.fast_accumulation = true;
+  expect_refused({"fast accumulation does not go with scales for blocks"}, args);
+  args.fast_accumulation = false;
+  args.scale_mode_a = ScaleMode::kBlock;
+  expect_refused({"both operands have scales for 128 x 128 blocks"}, args);
+  args.scale_mode_a = ScaleMode::kVector;
+  args.scale_a = meta({136, 3});
+  expect_refused({"scale_a is [136, 3], expected [3, 136]"}, args);
+
+  QuantizeBlocks cast;
+  cast.in = meta({20, 144}, DType::kBF16);
+  expect_refused({"[quantize_blocks] neither row nor column is given"}, cast);
+  cast.row = meta({20, 144}, e4m3);
+  expect_refused({"row_scale is missing"}, cast);
+  cast.row_scale = meta({2, 20});
+  EXPECT_NO_THROW(check(cast));
+  cast.column = meta({144, 32}, e4m3);
+  cast.column_scale = meta({1, 20});
+  expect_refused({"column_scale is [1, 20], expected [1, 144]"}, cast);
+  cast.mode = ScaleMode::kTensor;
+  expect_refused({"mode is kTensor, expected kVector or kBlock"}, cast);
+}
+
+// Scratch is planned without a GPU: panels of a bounded size, however large the operands.
+TEST(Check, ProductsWithBlockScalesPlanPanels) {
+  Capabilities target;
+  target.target = DeviceKind::kCuda;
+  target.gemm_workspace = 1 << 20;
+  const auto bytes_of = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
+    Gemm args{meta({m, k}, DType::kF8E4M3), meta({n, k}, DType::kF8E4M3),
+              meta({m, n}, DType::kBF16)};
+    args.transpose_b = true;
+    args.scale_mode_a = args.scale_mode_b = ScaleMode::kVector;
+    args.scale_a = meta(scale_shape(ScaleMode::kVector, m, k));
+    args.scale_b = meta(scale_shape(ScaleMode::kVector, n, k));
+    check(args);
+    return workspace(args, target) - target.gemm_workspace;
+  };
+  EXPECT_EQ(bytes_of(64, 128, 32), std::size_t{2 * (64 + 128) * 32});
+  EXPECT_EQ(bytes_of(65536, 28672, 4096), std::size_t{2 * 2 * 2048 * 4096});
+  // At least 128 rows, whatever their length.
+  EXPECT_EQ(bytes_of(4096, 4096, 131072), std::size_t{2 * 2 * 128} * 131072);
+}
+
 TEST(Check, AttentionNamesHeadsAndBounds) {
   AttentionForward args;
   args.shape = {6, 4, 8, 0, 16, 1.0f};

@@ -215,6 +215,94 @@ void bench_products(Bench& bench, const Model& m) {
   }
 }
 
+// The same with scales of blocks: activations and gradients by 1 x 128, weights by 128 x 128.
+void bench_fp8_blocks(Bench& bench, const Model& m) {
+  const DType bf = DType::kBF16, fp = DType::kF32, e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
+  const ScaleMode vector = ScaleMode::kVector, block = ScaleMode::kBlock;
+  const auto product = [&](DType a, ScaleMode mode_b, DType c, std::int64_t rows, std::int64_t cols,
+                           std::int64_t inner, bool accumulate) {
+    Gemm g;
+    g.a = bench.tensor(a, Shape{rows, inner});
+    g.b = bench.tensor(e4m3, Shape{cols, inner});
+    g.c = bench.tensor(c, Shape{rows, cols});
+    g.transpose_b = true;
+    g.accumulate = accumulate;
+    g.scale_mode_a = vector;
+    g.scale_mode_b = mode_b;
+    g.scale_a = bench.tensor(fp, scale_shape(vector, rows, inner), 1e-3f);
+    g.scale_b = bench.tensor(fp, scale_shape(mode_b, cols, inner), 1e-3f);
+    return g;
+  };
+  struct Linear {
+    const char* name;
+    std::int64_t out, in;
+  };
+  for (const Linear& l : {Linear{"qkv", m.qkv(), m.hidden},
+                          Linear{"attention_out", m.hidden, m.heads_q * m.head_dim},
+                          Linear{"gate_up", 2 * m.ffn, m.hidden}, Linear{"down", m.hidden, m.ffn}}) {
+    const auto t = static_cast<double>(m.tokens), out = static_cast<double>(l.out),
+               in = static_cast<double>(l.in);
+    const double flops = 2 * t * out * in;
+    const std::string name = std::string("gemm fp8 blockwise ") + l.name;
+    bench.time<Gemm>(
+        name + " forward", gemm,
+        [&] { return product(e4m3, block, bf, m.tokens, l.out, l.in, false); },
+        t * in + out * in + 2 * t * out, flops);
+    bench.clear();
+    for (const DType gradient : {e4m3, e5m2}) {
+      const std::string format = gradient == e4m3 ? " e4m3" : " e5m2";
+      bench.time<Gemm>(
+          name + " dgrad" + format, gemm,
+          [&] { return product(gradient, block, bf, m.tokens, l.in, l.out, false); },
+          t * out + out * in + 2 * t * in, flops);
+      bench.clear();
+      for (const DType c : {bf, fp}) {
+        bench.time<Gemm>(
+            name + " wgrad" + format + (c == bf ? " bf16" : " fp32"), gemm,
+            [&] { return product(gradient, vector, c, l.out, l.in, m.tokens, true); },
+            t * out + t * in + (c == bf ? 4 : 8) * out * in, flops);
+        bench.clear();
+      }
+    }
+  }
+  struct Cast {
+    const char* name;
+    std::int64_t rows, cols;
+    DType format;
+    ScaleMode mode;
+    bool row, column;
+  };
+  for (const Cast& c :
+       {Cast{"hidden row + column", m.tokens, m.hidden, e4m3, vector, true, true},
+        Cast{"hidden row", m.tokens, m.hidden, e4m3, vector, true, false},
+        Cast{"hidden column", m.tokens, m.hidden, e4m3, vector, false, true},
+        Cast{"ffn row + column", m.tokens, m.ffn, e4m3, vector, true, true},
+        Cast{"d gate_up row + column e5m2", m.tokens, 2 * m.ffn, e5m2, vector, true, true},
+        Cast{"down weight row + column", m.hidden, m.ffn, e4m3, block, true, true}}) {
+    const double bytes =
+        static_cast<double>(c.rows * c.cols) *
+        (2.0 + ((c.row ? 1 : 0) + (c.column ? 1 : 0)) * (c.mode == vector ? 1 + 1.0 / 32 : 1));
+    bench.time<QuantizeBlocks>(
+        std::string("quantize blocks ") + c.name, quantize_blocks,
+        [&] {
+          QuantizeBlocks a;
+          a.mode = c.mode;
+          a.in = bench.tensor(bf, Shape{c.rows, c.cols});
+          if (c.row) {
+            a.row = bench.tensor(c.format, Shape{c.rows, c.cols});
+            a.row_scale = bench.tensor(fp, scale_shape(c.mode, c.rows, c.cols));
+          }
+          if (c.column) {
+            a.column = bench.tensor(c.format, Shape{c.cols, c.rows});
+            a.column_scale = bench.tensor(fp, scale_shape(c.mode, c.cols, c.rows));
+          }
+          return a;
+        },
+        bytes);
+    bench.clear();
+  }
+}
+
 // The products of FP8 training, and the passes that make their operands.
 void bench_fp8(Bench& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32, e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
@@ -752,6 +840,7 @@ int run(int argc, char** argv) {
     Bench bench(options, filter);
     bench_products(bench, m);
     if (bench.stream().context().capabilities().sm_arch >= 89) bench_fp8(bench, m);
+    if (bench.stream().context().capabilities().sm_arch == 90) bench_fp8_blocks(bench, m);
     bench_attention(bench, m, m.tokens / m.sequence, m.tokens / m.sequence, "rows");
     bench_attention(bench, m, m.tokens / 1024, 4 * m.tokens / 1024, "packed 1k");
     bench_block(bench, m);

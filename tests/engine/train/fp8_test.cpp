@@ -1,6 +1,6 @@
 // FP8 products in whole models: losses and gradients lie as far from fp32 as the format rounds,
 // under every layout; the same step twice gives the same bits; odd sizes and masked targets do no
-// harm (B42 to B45).
+// harm (B42 to B45). All of it with one scale per tensor and with scales of blocks.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include "models/weights.h"
 #include "tests/engine/train/model_harness.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/op_fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -27,11 +28,12 @@ ModelConfig small_config() {
   return config;
 }
 
-QuantRecipe current() {
+QuantRecipe recipe_of(QuantScaling scaling) {
   QuantRecipe recipe;
-  recipe.scaling = QuantScaling::kCurrent;
+  recipe.scaling = scaling;
   return recipe;
 }
+QuantRecipe current() { return recipe_of(QuantScaling::kCurrent); }
 
 // `tokens` tokens in documents of at most 19, drawn from a small vocabulary.
 HostBatch batch_of(std::int64_t tokens, std::uint64_t seed) {
@@ -46,14 +48,6 @@ HostBatch batch_of(std::int64_t tokens, std::uint64_t seed) {
     documents.push_back(ids);
   }
   return HostBatch::from_documents(documents);
-}
-
-ModelSetup small_setup(DType compute = DType::kF32) {
-  ModelSetup setup;
-  setup.config = small_config();
-  setup.compute = compute;
-  setup.recipe = current();
-  return setup;
 }
 
 // |a - b| / |b| over all parameters together.
@@ -88,16 +82,33 @@ double cosine(const std::vector<double>& a, const std::vector<double>& b) {
   return dot / (norm_of(a) * norm_of(b));
 }
 
-class Fp8Model : public ::testing::TestWithParam<DeviceKind> {
+struct Fp8Case {
+  DeviceKind device;
+  QuantScaling scaling;
+};
+std::string case_name(const ::testing::TestParamInfo<Fp8Case>& info) {
+  return std::string(info.param.device == DeviceKind::kCpu ? "cpu" : "cuda") +
+         (info.param.scaling == QuantScaling::kBlockwise ? "_blockwise" : "");
+}
+
+class Fp8Model : public ::testing::TestWithParam<Fp8Case> {
  protected:
   void SetUp() override {
-    if (GetParam() == DeviceKind::kCuda && cuda_device_count() == 0)
+    if (GetParam().device == DeviceKind::kCuda && cuda_device_count() == 0)
       GTEST_SKIP() << "no CUDA device";
     weights_ = random_weights(small_config(), 7, 0.1);
   }
+  static QuantRecipe recipe() { return recipe_of(GetParam().scaling); }
+  static ModelSetup small_setup(DType compute = DType::kF32) {
+    ModelSetup setup;
+    setup.config = small_config();
+    setup.compute = compute;
+    setup.recipe = recipe();
+    return setup;
+  }
   StepResult run(ModelSetup setup, const std::vector<HostBatch>& batches,
                  double learning_rate = 0) {
-    setup.device.kind = GetParam();
+    setup.device.kind = GetParam().device;
     return train_step(
         setup, batches, [&](ModelRuntime& runtime) { set_weights(runtime, weights_); },
         learning_rate);
@@ -156,7 +167,7 @@ TEST_P(Fp8Model, EveryLayoutStaysWithinNoiseOfOneRank) {
   const StepResult base = run(setup, batches);
   setup.recipe = {};
   const StepResult plain = run(setup, batches);
-  setup.recipe = current();
+  setup.recipe = recipe();
   const double noise = distance(base.gradients, plain.gradients);
   for (const auto& [dp, tp, sp, zero, recompute] :
        std::vector<std::tuple<int, int, bool, int, Recompute>>{
@@ -219,7 +230,7 @@ TEST_P(Fp8Model, OddSizesArePaddedOrLeftInTheComputeFormat) {
   ModelSetup odd = small_setup();
   odd.config.hidden_size = 40;
   weights_ = random_weights(odd.config, 7, 0.1);
-  const Transformer model(odd.config, 1, false, current());
+  const Transformer model(odd.config, 1, false, recipe());
   EXPECT_EQ(model.quant_registry().share(), 0);
   EXPECT_NE(model.quant_registry().note().find(
                 "12 linear layers have a size that is not a multiple of 16"),
@@ -258,10 +269,100 @@ TEST_P(Fp8Model, ZerosAndOutliersStayFinite) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Fp8Model, ::testing::Values(DeviceKind::kCpu, DeviceKind::kCuda),
-                         [](const auto& info) {
-                           return info.param == DeviceKind::kCpu ? std::string("cpu") : "cuda";
-                         });
+// Sizes beyond a block of scales that are no multiples of one: several blocks and a part in every
+// dimension of every product.
+TEST_P(Fp8Model, SizesBeyondOneBlockOfScales) {
+  ModelSetup setup = small_setup(DType::kBF16);
+  setup.config.hidden_size = 144;
+  setup.config.num_attention_heads = 6;
+  setup.config.num_key_value_heads = 2;
+  setup.config.head_dim = 48;
+  setup.config.intermediate_size = 272;
+  weights_ = random_weights(setup.config, 11, 0.05);
+  const std::vector<HostBatch> batches{batch_of(304, 1), batch_of(131, 2)};
+  const StepResult one = run(setup, batches);
+  for (const auto& [tp, sp, zero, recompute] :
+       std::vector<std::tuple<int, bool, int, Recompute>>{{1, false, 0, Recompute::kSelective},
+                                                          {1, false, 0, Recompute::kFull},
+                                                          {2, false, 0, Recompute::kNone},
+                                                          {2, true, 0, Recompute::kSelective},
+                                                          {1, false, 3, Recompute::kFull}}) {
+    ModelSetup other = setup;
+    other.mesh.tensor = tp;
+    other.mesh.data = zero > 0 ? 2 : 1;
+    other.sequence_parallel = sp;
+    other.zero = zero;
+    other.recompute = recompute;
+    const StepResult got = run(other, batches);
+    const std::string layout = fmt::format("tp {} sp {} zero {}", tp, sp, zero);
+    EXPECT_NEAR(got.loss_sum, one.loss_sum, loss_noise(one.target_tokens)) << layout;
+    EXPECT_LT(distance(got.gradients, one.gradients), 1.5 * kGradientNoise) << layout;
+    if (tp == 1 && zero == 0) {
+      EXPECT_EQ(got.loss_sum, one.loss_sum) << layout;
+      EXPECT_EQ(distance(got.gradients, one.gradients), 0) << layout;
+    }
+  }
+  setup.recipe = {};
+  const StepResult plain = run(setup, batches);
+  EXPECT_NE(one.loss_sum, plain.loss_sum) << "nothing was quantised";
+  EXPECT_NEAR(one.loss_sum, plain.loss_sum, loss_noise(plain.target_tokens));
+  EXPECT_LT(distance(one.gradients, plain.gradients), kGradientNoise);
+  EXPECT_NEAR(projection(one.gradients, plain.gradients), 1, 0.05);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Fp8Model,
+                         ::testing::Values(Fp8Case{DeviceKind::kCpu, QuantScaling::kCurrent},
+                                           Fp8Case{DeviceKind::kCpu, QuantScaling::kBlockwise},
+                                           Fp8Case{DeviceKind::kCuda, QuantScaling::kCurrent},
+                                           Fp8Case{DeviceKind::kCuda, QuantScaling::kBlockwise}),
+                         case_name);
+
+// What scales of blocks are for: a matrix whose rows reach over many powers of two. Rounded with
+// one scale its small rows vanish, in the copy for each product.
+TEST(BlockScales, FewerNumbersVanishThanWithOneScale) {
+  OpFixture f;
+  const std::int64_t rows = 256, cols = 384;
+  Values in = normal_values(rows * cols, 3);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      // Rows fall by 2^20; in the columns' direction, blocks of 128 rows differ by half of it.
+      in[static_cast<std::size_t>(i * cols + j)] *=
+          std::exp2(-20.0 * static_cast<double>(i) / rows);
+    }
+  }
+  const Tensor plain = f.input(in, DType::kBF16, Shape{rows, cols});
+  for (const DType format : {DType::kF8E4M3, DType::kF8E5M2}) {
+    Quantize one;
+    one.in = plain;
+    one.amax = f.input({0}, DType::kF32, Shape{1});
+    one.row = f.output(format, Shape{rows, cols});
+    one.column = f.output(format, Shape{cols, rows});
+    one.scale = f.output(DType::kF32, Shape{1});
+    f.run(amax, Amax{plain, one.amax});
+    f.run(quantize, one);
+    QuantizeBlocks many;
+    many.in = plain;
+    many.row = f.output(format, Shape{rows, cols});
+    many.row_scale = f.output(DType::kF32, scale_shape(many.mode, rows, cols));
+    many.column = f.output(format, Shape{cols, rows});
+    many.column_scale = f.output(DType::kF32, scale_shape(many.mode, cols, rows));
+    f.run(quantize_blocks, many);
+    const auto zeros = [&](const Tensor& t) {
+      const Values values = f.values(t);
+      return std::count(values.begin(), values.end(), 0.0);
+    };
+    EXPECT_LT(zeros(many.row), rows * cols / 200);
+    // e4m3 reaches over 2^17, e5m2 over 2^32.
+    if (format == DType::kF8E4M3) {
+      EXPECT_GT(zeros(one.row), rows * cols / 10);
+      EXPECT_LT(zeros(many.row), zeros(one.row) / 20);
+      EXPECT_LT(zeros(many.column), zeros(one.column) / 4);
+    } else {
+      EXPECT_LE(zeros(many.row), zeros(one.row));
+      EXPECT_LE(zeros(many.column), zeros(one.column));
+    }
+  }
+}
 
 TEST(QuantRegistry, KeepsWhatTheRecipeLists) {
   QuantRecipe recipe = current();
@@ -287,13 +388,14 @@ TEST(QuantRegistry, KeepsWhatTheRecipeLists) {
 }
 
 // B42: copies follow the weights: what was cast before an update or a load is not used after it.
-TEST(QuantState, CastsAgainWhenTheWeightsChange) {
+class QuantStateOf : public ::testing::TestWithParam<QuantScaling> {};
+TEST_P(QuantStateOf, CastsAgainWhenTheWeightsChange) {
   const auto context = make_context(Device{}, {});
   const ProcessMesh mesh(make_self_communicator(), MeshShape{});
   RuntimeOptions options;
   options.geometry = batch_geometry(1, 48, 4, DType::kF32, 1, false);
   options.params.compute = DType::kF32;
-  options.recipe = current();
+  options.recipe = recipe_of(GetParam());
   const HostBatch batch = batch_of(48, 1);
   const auto loss_of = [&](ModelRuntime& runtime) {
     upload(batch, runtime);
@@ -323,6 +425,8 @@ TEST(QuantState, CastsAgainWhenTheWeightsChange) {
   set_weights(fresh, after);
   EXPECT_EQ(loss_of(fresh), second);
 }
+INSTANTIATE_TEST_SUITE_P(Scalings, QuantStateOf,
+                         ::testing::Values(QuantScaling::kCurrent, QuantScaling::kBlockwise));
 
 }  // namespace
 }  // namespace tessera::test

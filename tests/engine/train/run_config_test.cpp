@@ -124,6 +124,8 @@ TEST(RunConfig, UnavailableFeaturesAreRefusedByName) {
       {"train.stage=dpo", "train.stage is dpo, which is not available in this version"},
       {"model.quantization=nf4", "model.quantization is nf4, which is not available"},
       {"precision.fp8=delayed", "is delayed, which is not available in this version; write current"},
+      {"precision.fp8=rowwise",
+       "is rowwise, which is not available in this version; write current, blockwise or none"},
       {"parallel.context=2", "context parallelism is not available"},
       {"faults.spike=skip", "faults.spike is skip, which is not available"},
       {"faults.nan=rollback", "faults.nan is rollback, which is not available"},

@@ -122,9 +122,11 @@ TEST_F(TrainerRun, OnAGpuRepeatsAndResumesAreBitIdentical) {
 
 TEST_F(TrainerRun, Fp8LearnsLikeTheComputeFormatAndResumesToTheBit) {
   ASSERT_EQ(train("plain", 1, 12), 0) << failure_;
-  for (const int ranks : {1, 2}) {
-    const std::vector<std::string> fp8{"precision.fp8=current", fmt::format("parallel.tensor={}", ranks)};
-    const std::string whole = fmt::format("fp8 {}", ranks);
+  for (const auto& [scaling, ranks] : std::vector<std::pair<std::string, int>>{
+           {"current", 1}, {"current", 2}, {"blockwise", 1}, {"blockwise", 2}}) {
+    const std::vector<std::string> fp8{"precision.fp8=" + scaling,
+                                       fmt::format("parallel.tensor={}", ranks)};
+    const std::string whole = fmt::format("fp8 {} {}", scaling, ranks);
     ASSERT_EQ(train(whole, ranks, 12, fp8), 0) << failure_;
     ASSERT_EQ(train(whole + " again", ranks, 5, fp8), 0) << failure_;
     ASSERT_EQ(train(whole + " again", ranks, 12, fp8), 0) << failure_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/kernels/cases/attention_cases.h"
+#include "tests/kernels/cases/block_scale_cases.h"
 #include "tests/kernels/cases/cross_entropy_cases.h"
 #include "tests/kernels/cases/elementwise_cases.h"
 #include "tests/kernels/cases/embedding_cases.h"
@@ -24,6 +25,7 @@ inline std::vector<OpCase> all_op_cases() {
   add_cross_entropy_cases(cases);
   add_optimizer_cases(cases);
   add_quantize_cases(cases);
+  add_block_scale_cases(cases);
   return cases;
 }
 
