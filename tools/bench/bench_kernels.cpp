@@ -1,31 +1,23 @@
 // bench_kernels [1b|8b] [filter] [--autotune]: times every op on GPU 0 at the shapes of a model's
-// training step and prints time, achieved GB/s or TFLOP/s, and the share of the ceiling measured in
-// the same run (a large device copy; the fastest bf16 product of the list). Bytes are the minimum
-// of the formula: each input read once, each output written once. Inputs rotate so that they do not
-// come from the L2 cache.
+// training step (tools/bench/op_timer.h). Bytes are the minimum of the formula: each input read
+// once, each output written once.
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "engine/device/buffer.h"
-#include "engine/device/stream.h"
-#include "engine/memory/scratch.h"
 #include "kernels/ops.h"
 #include "kernels/quantize.h"
 #include "kernels/step_control.h"
+#include "tools/bench/op_timer.h"
 
 namespace tessera {
 namespace {
-
-constexpr int kRuns = 25;
-constexpr std::size_t kColdBytes = std::size_t{256} << 20;
 
 struct Model {
   const char* name;
@@ -37,134 +29,7 @@ constexpr Model kModels[] = {
     {"8b", 8192, 4096, 4096, 14336, 32, 8, 128, 128256, 218'112'000},
 };
 
-struct Row {
-  std::string name;
-  double milliseconds, bytes, flops;
-};
-
-class Bench {
- public:
-  Bench(const ContextOptions& options, std::string filter)
-      : filter_(std::move(filter)),
-        context_(make_context(Device{DeviceKind::kCuda, 0}, options)),
-        stream_(context_->make_stream("bench")),
-        start_(context_->make_event()),
-        end_(context_->make_event()) {}
-
-  Stream& stream() { return *stream_; }
-
-  // A tensor of normal numbers (of nothing, for integer types); lives until clear().
-  Tensor tensor(DType dtype, Shape shape, float std = 1.0f) {
-    const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-    buffers_.emplace_back(*context_, bytes);
-    const Tensor t(buffers_.back().data(), dtype, shape, context_->device());
-    if (is_fp8(dtype)) {
-      // Magnitudes that use the format's range, as scaled tensors do.
-      const Tensor wide = tensor(DType::kBF16, shape);
-      scale(Scale{wide, t, 100.0}, *stream_);
-    } else if (dtype == DType::kF32 || dtype == DType::kBF16) {
-      FillNormal fill;
-      fill.out = t.reshape(Shape{t.numel()});
-      fill.key = derive_key(++seed_, RandomPurpose::kSynthetic);
-      fill.global_cols = t.numel();
-      fill.std = std;
-      fill_normal(fill, *stream_);
-    } else {
-      stream_->set_zero(t.data, bytes);
-    }
-    return t;
-  }
-  template <typename T>
-  Tensor upload(DType dtype, const std::vector<T>& values) {
-    const std::int64_t count =
-        static_cast<std::int64_t>(values.size() * sizeof(T) / size_of(dtype));
-    const Tensor t = tensor(dtype, Shape{count});
-    stream_->copy_bytes(t.data, values.data(), values.size() * sizeof(T));
-    stream_->synchronize();
-    return t;
-  }
-
-  // Times `make()()` over as many argument sets as keep `bytes` each out of the cache.
-  template <typename Arguments>
-  void time(const std::string& name, void (*op)(const Arguments&, Stream&),
-            const std::function<Arguments()>& make, double bytes, double flops = 0) {
-    if (!filter_.empty() && name.find(filter_) == std::string::npos) return;
-    const std::size_t sets = std::clamp<std::size_t>(
-        kColdBytes / static_cast<std::size_t>(std::max(bytes, 1.0)) + 1, 1, 64);
-    std::vector<Arguments> args;
-    std::size_t scratch_bytes = 256;
-    for (std::size_t i = 0; i < sets; ++i) {
-      args.push_back(make());
-      scratch_bytes =
-          std::max(scratch_bytes, workspace(args.back(), context_->capabilities()) + 4096);
-    }
-    std::vector<double> times;
-    {
-      ScratchStack scratch(*stream_, scratch_bytes);
-      for (int i = 0; i < 3; ++i) op(args[static_cast<std::size_t>(i) % sets], *stream_);
-      stream_->synchronize();
-      for (int i = 0; i < kRuns; ++i) {
-        stream_->record(*start_);
-        op(args[static_cast<std::size_t>(i) % sets], *stream_);
-        stream_->record(*end_);
-        end_->synchronize();
-        times.push_back(end_->milliseconds_since(*start_));
-      }
-    }
-    std::sort(times.begin(), times.end());
-    rows_.push_back({name, times[times.size() / 2], bytes, flops});
-    fmt::print(stderr, "{} {:.4f} ms (scratch {} MiB)\n", name, rows_.back().milliseconds,
-               scratch_bytes >> 20);
-  }
-  void clear() {
-    stream_->synchronize();
-    buffers_.clear();
-  }
-
-  double copy_rate() {
-    const std::size_t bytes = std::size_t{2} << 30;
-    const Buffer a(*context_, bytes), b(*context_, bytes);
-    stream_->set_zero(a.data(), bytes);
-    std::vector<double> times;
-    for (int i = 0; i < 10; ++i) {
-      stream_->record(*start_);
-      stream_->copy_bytes(b.data(), a.data(), bytes);
-      stream_->record(*end_);
-      end_->synchronize();
-      times.push_back(end_->milliseconds_since(*start_));
-    }
-    std::sort(times.begin(), times.end());
-    return 2.0 * static_cast<double>(bytes) / times[5] / 1e6;
-  }
-
-  void print() {
-    const double copy = copy_rate();
-    double product = 0;
-    for (const Row& row : rows_) product = std::max(product, row.flops / row.milliseconds / 1e9);
-    fmt::print("\ncopy {:.0f} GB/s (read + written); fastest product {:.0f} TFLOP/s\n", copy,
-               product);
-    fmt::print("{:<36} {:>10} {:>10} {:>10} {:>7}\n", "op", "us", "GB/s", "TFLOP/s", "share");
-    for (const Row& row : rows_) {
-      const double bandwidth = row.bytes / row.milliseconds / 1e6;
-      const double rate = row.flops / row.milliseconds / 1e9;
-      const double share = row.flops > 0 ? rate / product : bandwidth / copy;
-      fmt::print("{:<36} {:>10.1f} {:>10.0f} {:>10} {:>6.1f}%\n", row.name, row.milliseconds * 1e3,
-                 bandwidth, row.flops > 0 ? fmt::format("{:.0f}", rate) : std::string("-"),
-                 100 * share);
-    }
-  }
-
- private:
-  std::string filter_;
-  std::unique_ptr<BackendContext> context_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Event> start_, end_;
-  std::deque<Buffer> buffers_;
-  std::vector<Row> rows_;
-  std::uint64_t seed_ = 0;
-};
-
-void bench_products(Bench& bench, const Model& m) {
+void bench_products(OpTimer& bench, const Model& m) {
   struct Linear {
     const char* name;
     std::int64_t out, in, tokens;
@@ -216,7 +81,7 @@ void bench_products(Bench& bench, const Model& m) {
 }
 
 // The same with scales of blocks: activations and gradients by 1 x 128, weights by 128 x 128.
-void bench_fp8_blocks(Bench& bench, const Model& m) {
+void bench_fp8_blocks(OpTimer& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32, e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
   const ScaleMode vector = ScaleMode::kVector, block = ScaleMode::kBlock;
   const auto product = [&](DType a, ScaleMode mode_b, DType c, std::int64_t rows, std::int64_t cols,
@@ -237,9 +102,9 @@ void bench_fp8_blocks(Bench& bench, const Model& m) {
     const char* name;
     std::int64_t out, in;
   };
-  for (const Linear& l : {Linear{"qkv", m.qkv(), m.hidden},
-                          Linear{"attention_out", m.hidden, m.heads_q * m.head_dim},
-                          Linear{"gate_up", 2 * m.ffn, m.hidden}, Linear{"down", m.hidden, m.ffn}}) {
+  for (const Linear& l :
+       {Linear{"qkv", m.qkv(), m.hidden}, Linear{"attention_out", m.hidden, m.heads_q * m.head_dim},
+        Linear{"gate_up", 2 * m.ffn, m.hidden}, Linear{"down", m.hidden, m.ffn}}) {
     const auto t = static_cast<double>(m.tokens), out = static_cast<double>(l.out),
                in = static_cast<double>(l.in);
     const double flops = 2 * t * out * in;
@@ -304,7 +169,7 @@ void bench_fp8_blocks(Bench& bench, const Model& m) {
 }
 
 // The products of FP8 training, and the passes that make their operands.
-void bench_fp8(Bench& bench, const Model& m) {
+void bench_fp8(OpTimer& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32, e4m3 = DType::kF8E4M3, e5m2 = DType::kF8E5M2;
   struct Linear {
     const char* name;
@@ -459,7 +324,7 @@ void bench_fp8(Bench& bench, const Model& m) {
   bench.clear();
 }
 
-void bench_block(Bench& bench, const Model& m) {
+void bench_block(OpTimer& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32;
   const Shape rows{m.tokens, m.hidden};
   const double row_bytes = 2.0 * static_cast<double>(m.tokens * m.hidden);
@@ -611,7 +476,7 @@ void bench_block(Bench& bench, const Model& m) {
   }
 }
 
-void bench_attention(Bench& bench, const Model& m, std::int64_t documents,
+void bench_attention(OpTimer& bench, const Model& m, std::int64_t documents,
                      std::int64_t max_documents, const std::string& label) {
   const DType bf = DType::kBF16;
   const QkvLayout layout{m.heads_q, m.heads_kv, m.head_dim};
@@ -671,7 +536,7 @@ void bench_attention(Bench& bench, const Model& m, std::int64_t documents,
   }
 }
 
-void bench_head(Bench& bench, const Model& m) {
+void bench_head(OpTimer& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32;
   const std::int64_t chunk = 2048;
   std::vector<std::int32_t> targets;
@@ -752,7 +617,7 @@ void bench_head(Bench& bench, const Model& m) {
   bench.clear();
 }
 
-void bench_optimizer(Bench& bench, const Model& m) {
+void bench_optimizer(OpTimer& bench, const Model& m) {
   const DType bf = DType::kBF16, fp = DType::kF32;
   const std::int64_t n = m.block_parameters;
   std::vector<ShardSegment> segments;
@@ -837,7 +702,7 @@ int run(int argc, char** argv) {
   for (const Model& m : kModels) {
     if (chosen != nullptr && chosen != &m) continue;
     fmt::print("== {}: {} tokens\n", m.name, m.tokens);
-    Bench bench(options, filter);
+    OpTimer bench(options, filter);
     bench_products(bench, m);
     if (bench.stream().context().capabilities().sm_arch >= 89) bench_fp8(bench, m);
     if (bench.stream().context().capabilities().sm_arch == 90) bench_fp8_blocks(bench, m);

@@ -11,7 +11,7 @@
 
 #include "models/hf/config_io.h"
 #include "models/weights.h"
-#include "tests/engine/train/model_harness.h"
+#include "tests/engine/train/golden_harness.h"
 #include "tests/support/test_data.h"
 
 namespace tessera::test {
@@ -36,32 +36,14 @@ struct Row {
 Row golden_row(const fs::path& folder) {
   const Json golden = read_json(folder / "golden.json");
   for (const Json& row : golden.at("rows")) {
-    if (row.at("name") != golden.at("gradient_row")) continue;
-    HostBatch batch;
-    batch.tokens = row.at("input_ids").get<std::vector<std::int32_t>>();
-    batch.targets = row.at("labels").get<std::vector<std::int32_t>>();
-    batch.documents.push_back(0);
-    for (const std::int32_t length : row.at("document_lengths")) {
-      for (std::int32_t i = 0; i < length; ++i) batch.positions.push_back(i);
-      batch.documents.push_back(batch.documents.back() + length);
-    }
-    return {folder, batch};
+    if (row.at("name") == golden.at("gradient_row")) return {folder, hf_batch(row)};
   }
   TESSERA_FAIL(ErrorKind::kInternal, "[test] {} has no gradient row", folder.string());
 }
 
 Row stories_row(const fs::path& data) {
   const Json reference = read_json(data / "golden/stories260K_reference.json");
-  Row row{data / "models/stories260K/hf", {}};
-  for (const Json& entry : reference.at("cases")) {
-    if (entry.at("name") != "single_doc_0") continue;
-    row.batch.tokens = entry.at("input_ids").get<std::vector<std::int32_t>>();
-    row.batch.targets = entry.at("labels").get<std::vector<std::int32_t>>();
-  }
-  const auto count = static_cast<std::int32_t>(row.batch.tokens.size());
-  for (std::int32_t i = 0; i < count; ++i) row.batch.positions.push_back(i);
-  row.batch.documents = {0, count};
-  return row;
+  return {data / "models/stories260K/hf", stories_batch(stories_case(reference, "single_doc_0"))};
 }
 
 class Bf16Error : public ::testing::TestWithParam<DeviceKind> {};

@@ -1,5 +1,5 @@
-// The float64 goldens of stories260K (real pre-trained weights) under every layout, of CPU ranks and of
-// ranks that share a GPU.
+// The float64 goldens of stories260K (real pre-trained weights) under every layout, of CPU ranks
+// and of ranks that share a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "models/hf/config_io.h"
 #include "models/weights.h"
-#include "tests/engine/train/model_harness.h"
+#include "tests/engine/train/golden_harness.h"
 #include "tests/support/test_data.h"
 
 namespace tessera::test {
@@ -39,31 +39,6 @@ MeshShape mesh_of(int dp, int tp, int pp = 1) {
   return shape;
 }
 
-const Json* find_case(const Json& reference, const std::string& name) {
-  for (const Json& entry : reference.at("cases")) {
-    if (entry.at("name") == name) return &entry;
-  }
-  return nullptr;
-}
-
-HostBatch batch_of(const Json& entry) {
-  HostBatch batch;
-  batch.tokens = entry.at("input_ids").get<std::vector<std::int32_t>>();
-  batch.targets = entry.at("labels").get<std::vector<std::int32_t>>();
-  if (entry.contains("position_ids")) {
-    batch.positions = entry.at("position_ids").get<std::vector<std::int32_t>>();
-  } else {
-    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
-      batch.positions.push_back(static_cast<std::int32_t>(i));
-    }
-  }
-  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
-    if (batch.positions[i] == 0) batch.documents.push_back(static_cast<std::int32_t>(i));
-  }
-  batch.documents.push_back(static_cast<std::int32_t>(batch.tokens.size()));
-  return batch;
-}
-
 class StoriesGolden : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
@@ -74,7 +49,8 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
     folder_ = std::make_unique<SafetensorsFolder>(model_path);
     names_ = match_hf_tensors(setup_.config, *folder_);
     const Layout& layout = GetParam();
-    if (layout.device == DeviceKind::kCuda && cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    if (layout.device == DeviceKind::kCuda && cuda_device_count() == 0)
+      GTEST_SKIP() << "no CUDA device";
     setup_.device.kind = layout.device;
     setup_.mesh = layout.mesh;
     setup_.sequence_parallel = layout.sequence_parallel;
@@ -87,13 +63,14 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
 
   StepResult run(const std::vector<HostBatch>& batches, double learning_rate = 0,
                  double max_grad_norm = 0) {
-    return train_step(setup_, batches, [&](ModelRuntime& runtime) { load_weights(runtime, *folder_, names_); },
-                      learning_rate, max_grad_norm);
+    return train_step(
+        setup_, batches, [&](ModelRuntime& runtime) { load_weights(runtime, *folder_, names_); },
+        learning_rate, max_grad_norm);
   }
   std::vector<HostBatch> four_documents() const {
     std::vector<HostBatch> batches;
     for (int i = 0; i < 4; ++i) {
-      batches.push_back(batch_of(*find_case(reference_, "single_doc_" + std::to_string(i))));
+      batches.push_back(stories_batch(stories_case(reference_, "single_doc_" + std::to_string(i))));
     }
     return batches;
   }
@@ -111,7 +88,7 @@ class StoriesGolden : public ::testing::TestWithParam<Layout> {
 };
 
 TEST_P(StoriesGolden, AccumulatedDocumentsAreNormalisedByTokens) {
-  const Json& wanted = *find_case(reference_, "accumulate_4_docs_token_normalised");
+  const Json& wanted = stories_case(reference_, "accumulate_4_docs_token_normalised");
   const StepResult got = run(four_documents());
   EXPECT_EQ(got.target_tokens, wanted.at("tokens").get<double>());
   expect_close(got.loss_sum / got.target_tokens, wanted.at("loss_mean"), "loss");
@@ -123,21 +100,21 @@ TEST_P(StoriesGolden, AccumulatedDocumentsAreNormalisedByTokens) {
 }
 
 TEST_P(StoriesGolden, PackedDocumentsDoNotSeeEachOther) {
-  const Json& wanted = *find_case(reference_, "packed_3_docs_isolated");
-  const StepResult got = run({batch_of(wanted)});
+  const Json& wanted = stories_case(reference_, "packed_3_docs_isolated");
+  const StepResult got = run({stories_batch(wanted)});
   expect_close(got.loss_sum / got.target_tokens, wanted.at("loss_mean"), "loss");
   expect_close(got.grad_norm, wanted.at("grad_norm"), "gradient norm");
 }
 
 TEST_P(StoriesGolden, MaskedPromptAddsNothing) {
-  const Json& wanted = *find_case(reference_, "prompt_masked_first_60");
-  const StepResult got = run({batch_of(wanted)});
+  const Json& wanted = stories_case(reference_, "prompt_masked_first_60");
+  const StepResult got = run({stories_batch(wanted)});
   expect_close(got.loss_sum / got.target_tokens, wanted.at("loss_mean"), "loss");
   expect_close(got.grad_norm, wanted.at("grad_norm"), "gradient norm");
 }
 
 TEST_P(StoriesGolden, AdamWStepClipsAndDecaysMatricesOnly) {
-  const Json& wanted = *find_case(reference_, "one_adamw_step_on_accumulate_4_docs");
+  const Json& wanted = stories_case(reference_, "one_adamw_step_on_accumulate_4_docs");
   setup_.weight_decay = wanted.at("weight_decay_2d_only").get<float>();
   const StepResult got = run(four_documents(), wanted.at("lr"), wanted.at("clip_grad_norm"));
   for (const auto& [name, sum] : wanted.at("weight_sum_after").items()) {
@@ -148,58 +125,65 @@ TEST_P(StoriesGolden, AdamWStepClipsAndDecaysMatricesOnly) {
       total += v;
       magnitude += std::fabs(v);
     }
-    // The sum cancels: the error is relative to the sum of magnitudes. A tenth of the tolerance: no decay
-    // at all moves it by 9.6e-6, a learning rate that is 0.1% off by 1.1e-6. Adam's first step is about
-    // lr * sign(g), which fp32 noise can flip only where the gradient is all but zero.
+    // The sum cancels: the error is relative to the sum of magnitudes. A tenth of the tolerance: no
+    // decay at all moves it by 9.6e-6, a learning rate that is 0.1% off by 1.1e-6. Adam's first
+    // step is about lr * sign(g), which fp32 noise can flip only where the gradient is all but
+    // zero.
     EXPECT_NEAR(total, sum.get<double>(), 0.1 * tolerance() * magnitude) << name;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, StoriesGolden,
-    ::testing::Values(Layout{"one_rank", mesh_of(1, 1)}, Layout{"one_rank_workers", mesh_of(1, 1), false, 0, Recompute::kNone, false},
-                      Layout{"selective", mesh_of(1, 1), false, 0, Recompute::kSelective},
-                      Layout{"full", mesh_of(1, 1), false, 0, Recompute::kFull},
-                      Layout{"tp2", mesh_of(1, 2)}, Layout{"tp4", mesh_of(1, 4)},
-                      Layout{"tp8", mesh_of(1, 8)}, Layout{"tp2_sp", mesh_of(1, 2), true},
-                      Layout{"tp4_sp_workers", mesh_of(1, 4), true, 0, Recompute::kNone, false},
-                      Layout{"tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull},
-                      Layout{"dp2", mesh_of(2, 1)}, Layout{"dp2_zero1", mesh_of(2, 1), false, 1},
-                      Layout{"dp3_zero1", mesh_of(3, 1), false, 1},
-                      Layout{"dp2_zero2", mesh_of(2, 1), false, 2},
-                      Layout{"dp3_zero2_full_workers", mesh_of(3, 1), false, 2, Recompute::kFull, false},
-                      Layout{"one_rank_zero3", mesh_of(1, 1), false, 3},
-                      Layout{"dp3_zero3_workers", mesh_of(3, 1), false, 3, Recompute::kNone, false},
-                      Layout{"tp2_dp2_zero3_sp_selective", mesh_of(2, 2), true, 3, Recompute::kSelective},
-                      Layout{"tp4_dp2_zero3_full", mesh_of(2, 4), false, 3, Recompute::kFull},
-                      Layout{"tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1},
-                      Layout{"tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1, Recompute::kSelective},
-                      Layout{"tp2_dp2_zero1_full_workers", mesh_of(2, 2), false, 1, Recompute::kFull, false}),
+    ::testing::Values(
+        Layout{"one_rank", mesh_of(1, 1)},
+        Layout{"one_rank_workers", mesh_of(1, 1), false, 0, Recompute::kNone, false},
+        Layout{"selective", mesh_of(1, 1), false, 0, Recompute::kSelective},
+        Layout{"full", mesh_of(1, 1), false, 0, Recompute::kFull}, Layout{"tp2", mesh_of(1, 2)},
+        Layout{"tp4", mesh_of(1, 4)}, Layout{"tp8", mesh_of(1, 8)},
+        Layout{"tp2_sp", mesh_of(1, 2), true},
+        Layout{"tp4_sp_workers", mesh_of(1, 4), true, 0, Recompute::kNone, false},
+        Layout{"tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull},
+        Layout{"dp2", mesh_of(2, 1)}, Layout{"dp2_zero1", mesh_of(2, 1), false, 1},
+        Layout{"dp3_zero1", mesh_of(3, 1), false, 1}, Layout{"dp2_zero2", mesh_of(2, 1), false, 2},
+        Layout{"dp3_zero2_full_workers", mesh_of(3, 1), false, 2, Recompute::kFull, false},
+        Layout{"one_rank_zero3", mesh_of(1, 1), false, 3},
+        Layout{"dp3_zero3_workers", mesh_of(3, 1), false, 3, Recompute::kNone, false},
+        Layout{"tp2_dp2_zero3_sp_selective", mesh_of(2, 2), true, 3, Recompute::kSelective},
+        Layout{"tp4_dp2_zero3_full", mesh_of(2, 4), false, 3, Recompute::kFull},
+        Layout{"tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1},
+        Layout{"tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1, Recompute::kSelective},
+        Layout{"tp2_dp2_zero1_full_workers", mesh_of(2, 2), false, 1, Recompute::kFull, false}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Blocks cut over ranks; the embedding is tied, so the first and the last hold it (B11, B13).
-Layout piped(const char* name, MeshShape mesh, PipelineKind schedule, int chunks = 1, bool sequence_parallel = false,
-             int zero = 0, Recompute recompute = Recompute::kNone, bool inline_streams = true) {
-  return {name, mesh, sequence_parallel, zero, recompute, inline_streams, DeviceKind::kCpu, schedule, chunks};
+Layout piped(const char* name, MeshShape mesh, PipelineKind schedule, int chunks = 1,
+             bool sequence_parallel = false, int zero = 0, Recompute recompute = Recompute::kNone,
+             bool inline_streams = true) {
+  return {name,     mesh,  sequence_parallel, zero, recompute, inline_streams, DeviceKind::kCpu,
+          schedule, chunks};
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Pipelines, StoriesGolden,
-    ::testing::Values(piped("pp2", mesh_of(1, 1, 2), PipelineKind::k1F1B),
-                      piped("pp2_gpipe_workers", mesh_of(1, 1, 2), PipelineKind::kGPipe, 1, false, 0, Recompute::kNone, false),
-                      piped("pp5", mesh_of(1, 1, 5), PipelineKind::k1F1B),
-                      piped("pp5_gpipe_full", mesh_of(1, 1, 5), PipelineKind::kGPipe, 1, false, 0, Recompute::kFull),
-                      piped("pp2_virtual2", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2),
-                      piped("pp2_virtual2_selective_workers", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2, false, 0,
-                            Recompute::kSelective, false),
-                      piped("pp5_interleaved", mesh_of(1, 1, 5), PipelineKind::kInterleaved),
-                      piped("dp2_pp2_zero1", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 1),
-                      piped("dp2_pp2_zero2_full_workers", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 2, Recompute::kFull,
-                            false),
-                      piped("dp2_pp2_virtual2_zero3", mesh_of(2, 1, 2), PipelineKind::kInterleaved, 2, false, 3),
-                      piped("tp2_dp2_pp2_sp_zero1", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 1),
-                      piped("tp2_dp2_pp2_sp_zero3_workers", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 3,
-                            Recompute::kSelective, false)),
+    ::testing::Values(
+        piped("pp2", mesh_of(1, 1, 2), PipelineKind::k1F1B),
+        piped("pp2_gpipe_workers", mesh_of(1, 1, 2), PipelineKind::kGPipe, 1, false, 0,
+              Recompute::kNone, false),
+        piped("pp5", mesh_of(1, 1, 5), PipelineKind::k1F1B),
+        piped("pp5_gpipe_full", mesh_of(1, 1, 5), PipelineKind::kGPipe, 1, false, 0,
+              Recompute::kFull),
+        piped("pp2_virtual2", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2),
+        piped("pp2_virtual2_selective_workers", mesh_of(1, 1, 2), PipelineKind::kInterleaved, 2,
+              false, 0, Recompute::kSelective, false),
+        piped("pp5_interleaved", mesh_of(1, 1, 5), PipelineKind::kInterleaved),
+        piped("dp2_pp2_zero1", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 1),
+        piped("dp2_pp2_zero2_full_workers", mesh_of(2, 1, 2), PipelineKind::k1F1B, 1, false, 2,
+              Recompute::kFull, false),
+        piped("dp2_pp2_virtual2_zero3", mesh_of(2, 1, 2), PipelineKind::kInterleaved, 2, false, 3),
+        piped("tp2_dp2_pp2_sp_zero1", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 1),
+        piped("tp2_dp2_pp2_sp_zero3_workers", mesh_of(2, 2, 2), PipelineKind::k1F1B, 1, true, 3,
+              Recompute::kSelective, false)),
     [](const auto& info) { return std::string(info.param.name); });
 
 Layout on_gpu(const char* name, MeshShape mesh, bool sequence_parallel = false, int zero = 0,
@@ -209,21 +193,20 @@ Layout on_gpu(const char* name, MeshShape mesh, bool sequence_parallel = false, 
 
 INSTANTIATE_TEST_SUITE_P(
     OneGpu, StoriesGolden,
-    ::testing::Values(on_gpu("one_rank", mesh_of(1, 1)),
-                      on_gpu("selective", mesh_of(1, 1), false, 0, Recompute::kSelective),
-                      on_gpu("full", mesh_of(1, 1), false, 0, Recompute::kFull),
-                      on_gpu("tp2", mesh_of(1, 2)), on_gpu("tp4", mesh_of(1, 4)),
-                      on_gpu("tp8", mesh_of(1, 8)), on_gpu("tp2_sp", mesh_of(1, 2), true),
-                      on_gpu("tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull),
-                      on_gpu("dp2", mesh_of(2, 1)), on_gpu("dp3_zero1", mesh_of(3, 1), false, 1),
-                      on_gpu("dp2_zero2", mesh_of(2, 1), false, 2),
-                      on_gpu("dp3_zero3", mesh_of(3, 1), false, 3),
-                      on_gpu("tp2_dp2_zero3_sp_full", mesh_of(2, 2), true, 3, Recompute::kFull),
-                      on_gpu("tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1),
-                      on_gpu("tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1,
-                             Recompute::kSelective),
-                      on_gpu("pp2", mesh_of(1, 1, 2)),
-                      on_gpu("tp2_dp2_pp2_sp_zero3_full", mesh_of(2, 2, 2), true, 3, Recompute::kFull)),
+    ::testing::Values(
+        on_gpu("one_rank", mesh_of(1, 1)),
+        on_gpu("selective", mesh_of(1, 1), false, 0, Recompute::kSelective),
+        on_gpu("full", mesh_of(1, 1), false, 0, Recompute::kFull), on_gpu("tp2", mesh_of(1, 2)),
+        on_gpu("tp4", mesh_of(1, 4)), on_gpu("tp8", mesh_of(1, 8)),
+        on_gpu("tp2_sp", mesh_of(1, 2), true),
+        on_gpu("tp8_sp_full", mesh_of(1, 8), true, 0, Recompute::kFull),
+        on_gpu("dp2", mesh_of(2, 1)), on_gpu("dp3_zero1", mesh_of(3, 1), false, 1),
+        on_gpu("dp2_zero2", mesh_of(2, 1), false, 2), on_gpu("dp3_zero3", mesh_of(3, 1), false, 3),
+        on_gpu("tp2_dp2_zero3_sp_full", mesh_of(2, 2), true, 3, Recompute::kFull),
+        on_gpu("tp2_dp2_zero1_sp", mesh_of(2, 2), true, 1),
+        on_gpu("tp4_dp2_zero1_sp_selective", mesh_of(2, 4), true, 1, Recompute::kSelective),
+        on_gpu("pp2", mesh_of(1, 1, 2)),
+        on_gpu("tp2_dp2_pp2_sp_zero3_full", mesh_of(2, 2, 2), true, 3, Recompute::kFull)),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

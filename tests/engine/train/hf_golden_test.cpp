@@ -1,5 +1,5 @@
-// Tiny random models of every family and rope kind against transformers: logits, losses and the gradient
-// of every parameter (tools/goldens/make_hf_goldens.py made the values).
+// Tiny random models of every family and rope kind against transformers: logits, losses and the
+// gradient of every parameter (tools/goldens/make_hf_goldens.py made the values).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "kernels/ops.h"
 #include "models/hf/config_io.h"
 #include "models/weights.h"
-#include "tests/engine/train/model_harness.h"
+#include "tests/engine/train/golden_harness.h"
 
 namespace tessera::test {
 namespace {
@@ -27,7 +27,8 @@ fs::path golden_root() { return fs::path(TESSERA_SOURCE_DIR) / "tests/models/gol
 
 std::vector<std::string> golden_names() {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(golden_root())) names.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(golden_root()))
+    names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -59,17 +60,6 @@ class HfGolden : public ::testing::TestWithParam<Golden> {
     values_ = std::make_unique<SafetensorsFile>(folder_ / "golden.safetensors");
   }
 
-  HostBatch batch_of(const Json& row) const {
-    HostBatch batch;
-    batch.tokens = row.at("input_ids").get<std::vector<std::int32_t>>();
-    batch.targets = row.at("labels").get<std::vector<std::int32_t>>();
-    batch.documents.push_back(0);
-    for (const std::int32_t length : row.at("document_lengths").get<std::vector<std::int32_t>>()) {
-      for (std::int32_t i = 0; i < length; ++i) batch.positions.push_back(i);
-      batch.documents.push_back(batch.documents.back() + length);
-    }
-    return batch;
-  }
   std::vector<double> reference(const std::string& name) const {
     const SafetensorsTensor& tensor = values_->get(name);
     std::vector<float> raw(static_cast<std::size_t>(tensor.numel()));
@@ -80,7 +70,8 @@ class HfGolden : public ::testing::TestWithParam<Golden> {
                    const std::string& what) const {
     ASSERT_EQ(got.size(), wanted.size()) << what;
     double error = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
     EXPECT_LE(std::sqrt(error), kTolerance * norm_of(wanted)) << what;
   }
 
@@ -98,7 +89,7 @@ TEST_P(HfGolden, LossesAndGradientsUnderTensorParallelism) {
     setup_.mesh.tensor = tensor;
     setup_.sequence_parallel = tensor > 1;
     for (const Json& row : golden_.at("rows")) {
-      const StepResult got = train_step(setup_, {batch_of(row)}, [&](ModelRuntime& runtime) {
+      const StepResult got = train_step(setup_, {hf_batch(row)}, [&](ModelRuntime& runtime) {
         load_weights(runtime, *weights_, names_);
       });
       const std::string where = fmt::format("{} tp {}", row.at("name").get<std::string>(), tensor);
@@ -121,7 +112,7 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
   const auto context = make_context(setup_.device);
   const ProcessMesh mesh(make_self_communicator(), MeshShape{});
   for (const Json& row : golden_.at("rows")) {
-    const HostBatch batch = batch_of(row);
+    const HostBatch batch = hf_batch(row);
     const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
     RuntimeOptions options;
     options.geometry = batch_geometry(1, tokens, 1, DType::kF32, 1, false);
@@ -134,7 +125,8 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
     std::vector<LayerCache> caches;
     for (int layer = 0; layer < setup_.config.num_hidden_layers; ++layer) {
       const auto take = [&] {
-        return arena.allocate("cache", DType::kF32, Shape{tokens, layout.kv_cols()}, MemoryClass::kActivations);
+        return arena.allocate("cache", DType::kF32, Shape{tokens, layout.kv_cols()},
+                              MemoryClass::kActivations);
       };
       LayerCache cache;
       cache.k = take();
@@ -146,8 +138,10 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
     for (std::size_t d = 0; d + 1 < batch.documents.size(); ++d) {
       const std::int64_t begin = batch.documents[d];
       const std::int64_t count = batch.documents[d + 1] - begin;
-      const Tensor logits = arena.allocate("logits", DType::kF32, Shape{count, vocab}, MemoryClass::kActivations);
-      // Dynamic rope follows the length of the text, so each document has a runtime of its own length.
+      const Tensor logits =
+          arena.allocate("logits", DType::kF32, Shape{count, vocab}, MemoryClass::kActivations);
+      // Dynamic rope follows the length of the text, so each document has a runtime of its own
+      // length.
       options.geometry.max_length = setup_.config.rope.kind == RopeKind::kDynamic ? tokens : count;
       const RuntimeMemory memory = measure_runtime(
           context->capabilities(), MeshShape{}, 0, setup_.config, options, [&](ModelRuntime& dry) {
@@ -155,7 +149,8 @@ TEST_P(HfGolden, LogitsOfEveryDocument) {
             const Device meta = dry.context().device();
             const Tensor row(nullptr, DType::kF32, Shape{tokens, layout.kv_cols()}, meta);
             const std::vector<LayerCache> dry_caches(caches.size(), LayerCache{row, row});
-            dry.model().decode(dry.batch(), dry_caches, 0, Tensor(nullptr, DType::kI32, Shape{2}, meta), 0,
+            dry.model().decode(dry.batch(), dry_caches, 0,
+                               Tensor(nullptr, DType::kI32, Shape{2}, meta), 0,
                                Tensor(nullptr, DType::kF32, Shape{tokens, vocab}, meta), layer);
           });
       ModelRuntime runtime(*context, mesh, setup_.config, options, memory);

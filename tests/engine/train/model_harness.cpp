@@ -1,5 +1,7 @@
 #include "tests/engine/train/model_harness.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -62,7 +64,9 @@ HostBatch HostBatch::from_documents(const std::vector<std::vector<std::int32_t>>
   return batch;
 }
 
-void upload(const HostBatch& batch, ModelRuntime& runtime) { upload(batch, runtime, runtime.batch()); }
+void upload(const HostBatch& batch, ModelRuntime& runtime) {
+  upload(batch, runtime, runtime.batch());
+}
 
 void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& device) {
   const auto tokens = static_cast<std::size_t>(device.tokens.numel());
@@ -149,7 +153,8 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   std::int64_t longest = 1;
   for (const HostBatch& batch : batches) {
     tokens = std::max<std::int64_t>(tokens, static_cast<std::int64_t>(batch.tokens.size()));
-    documents = std::max<std::int64_t>(documents, static_cast<std::int64_t>(batch.documents.size()) - 1);
+    documents =
+        std::max<std::int64_t>(documents, static_cast<std::int64_t>(batch.documents.size()) - 1);
     for (const std::int32_t p : batch.positions) longest = std::max<std::int64_t>(longest, p + 1);
   }
   RuntimeOptions options;
@@ -174,81 +179,88 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   StepResult result;
   std::mutex mutex;
   std::map<std::string, std::string> copies;
-  run_thread_ranks(setup.mesh.size(), setup.device, [&](int rank, std::unique_ptr<Communicator> world) {
-    ContextOptions context_options;
-    context_options.inline_streams = setup.inline_streams;
-    context_options.cpu_threads = setup.cpu_threads;
-    const auto context = make_context(setup.device, context_options);
-    const ProcessMesh mesh(std::move(world), setup.mesh);
-    const int dp = setup.mesh.data;
-    const auto step = [&](ModelRuntime& runtime, int number) {
-      runtime.params().begin_step();
-      runtime.compute().set_zero(runtime.totals().data, runtime.totals().bytes());
-      double targets = 0;
-      runtime.run_micro_batches(options.pipeline.micro_batches, [&](int i, const DeviceBatch& target) {
-        const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
-        const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
-        upload(batch, runtime, target);
-        targets += static_cast<double>(batch.target_tokens());
-      });
-      runtime.compute().copy_bytes(runtime.totals().flat_slice(1, 1).data, &targets, sizeof targets);
-      runtime.compute().synchronize();
-      runtime.sum_totals();
-      runtime.sync().finish_gradients();
-      runtime.compute().synchronize();
-      if (number == 1) {
+  run_thread_ranks(
+      setup.mesh.size(), setup.device, [&](int rank, std::unique_ptr<Communicator> world) {
+        ContextOptions context_options;
+        context_options.inline_streams = setup.inline_streams;
+        context_options.cpu_threads = setup.cpu_threads;
+        const auto context = make_context(setup.device, context_options);
+        const ProcessMesh mesh(std::move(world), setup.mesh);
+        const int dp = setup.mesh.data;
+        const auto step = [&](ModelRuntime& runtime, int number) {
+          runtime.params().begin_step();
+          runtime.compute().set_zero(runtime.totals().data, runtime.totals().bytes());
+          double targets = 0;
+          runtime.run_micro_batches(
+              options.pipeline.micro_batches, [&](int i, const DeviceBatch& target) {
+                const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
+                const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
+                upload(batch, runtime, target);
+                targets += static_cast<double>(batch.target_tokens());
+              });
+          runtime.compute().copy_bytes(runtime.totals().flat_slice(1, 1).data, &targets,
+                                       sizeof targets);
+          runtime.compute().synchronize();
+          runtime.sum_totals();
+          runtime.sync().finish_gradients();
+          runtime.compute().synchronize();
+          if (number == 1) {
+            const std::lock_guard lock(mutex);
+            collect(
+                runtime, [](const ParamStore::Shard& s) { return s.gradient; }, result.gradients);
+          }
+          StepControl control;
+          control.step = number;
+          control.learning_rate = static_cast<float>(learning_rate);
+          control.max_grad_norm = static_cast<float>(max_grad_norm);
+          runtime.compute().copy_bytes(runtime.control().data, &control, StepControl::kHostBytes);
+          runtime.compute().synchronize();
+          if (runtime.options().params.compute != DType::kF64)
+            optimizer_step(runtime, AdamWSettings{});
+          runtime.compute().synchronize();
+          if (rank != 0) return;
+          double totals[2];
+          runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
+          runtime.compute().synchronize();
+          result.losses.push_back(totals[0] / totals[1]);
+        };
+        RuntimeMemory memory;
+        {
+          ContextOptions meta_options;
+          meta_options.planned = context->capabilities();
+          const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
+          const ProcessMesh meta_mesh(make_meta_communicator(rank, setup.mesh.size()), setup.mesh);
+          ModelRuntime dry(*meta, meta_mesh, setup.config, options, {});
+          dry.params().begin_step();
+          dry.run_micro_batches(options.pipeline.micro_batches, [](int, const DeviceBatch&) {});
+          dry.sum_totals();
+          dry.sync().finish_gradients();
+          if (setup.compute != DType::kF64) optimizer_step(dry, AdamWSettings{});
+          memory = dry.memory();
+        }
+        ModelRuntime runtime(*context, mesh, setup.config, options, memory);
+        load(runtime);
+        for (int number = 1; number <= setup.steps; ++number) step(runtime, number);
+        const auto own = whole_weights(runtime);  // not by turns: a gather needs all ranks
         const std::lock_guard lock(mutex);
-        collect(runtime, [](const ParamStore::Shard& s) { return s.gradient; }, result.gradients);
-      }
-      StepControl control;
-      control.step = number;
-      control.learning_rate = static_cast<float>(learning_rate);
-      control.max_grad_norm = static_cast<float>(max_grad_norm);
-      runtime.compute().copy_bytes(runtime.control().data, &control, StepControl::kHostBytes);
-      runtime.compute().synchronize();
-      if (runtime.options().params.compute != DType::kF64) optimizer_step(runtime, AdamWSettings{});
-      runtime.compute().synchronize();
-      if (rank != 0) return;
-      double totals[2];
-      runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
-      runtime.compute().synchronize();
-      result.losses.push_back(totals[0] / totals[1]);
-    };
-    RuntimeMemory memory;
-    {
-      ContextOptions meta_options;
-      meta_options.planned = context->capabilities();
-      const auto meta = make_context(Device{DeviceKind::kMeta, 0}, meta_options);
-      const ProcessMesh meta_mesh(make_meta_communicator(rank, setup.mesh.size()), setup.mesh);
-      ModelRuntime dry(*meta, meta_mesh, setup.config, options, {});
-      dry.params().begin_step();
-      dry.run_micro_batches(options.pipeline.micro_batches, [](int, const DeviceBatch&) {});
-      dry.sum_totals();
-      dry.sync().finish_gradients();
-      if (setup.compute != DType::kF64) optimizer_step(dry, AdamWSettings{});
-      memory = dry.memory();
-    }
-    ModelRuntime runtime(*context, mesh, setup.config, options, memory);
-    load(runtime);
-    for (int number = 1; number <= setup.steps; ++number) step(runtime, number);
-    const auto own = whole_weights(runtime);  // not by turns: a gather needs all ranks
-    const std::lock_guard lock(mutex);
-    for (const auto& [piece, bytes] : own) {
-      const auto [at, is_new] = copies.try_emplace(piece, bytes);
-      if (!is_new && at->second != bytes && result.disagreement.empty()) result.disagreement = piece;
-    }
-    collect(runtime, [](const ParamStore::Shard& s) { return s.exact(); }, result.weights);
-    if (rank == 0) {
-      double totals[2];
-      StepControl control;
-      runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
-      runtime.compute().copy_bytes(&control, runtime.control().data, sizeof control);
-      runtime.compute().synchronize();
-      result.loss_sum = totals[0];
-      result.target_tokens = totals[1];
-      result.grad_norm = control.grad_norm;
-    }
-  });
+        for (const auto& [piece, bytes] : own) {
+          const auto [at, is_new] = copies.try_emplace(piece, bytes);
+          if (!is_new && at->second != bytes && result.disagreement.empty())
+            result.disagreement = piece;
+        }
+        collect(
+            runtime, [](const ParamStore::Shard& s) { return s.exact(); }, result.weights);
+        if (rank == 0) {
+          double totals[2];
+          StepControl control;
+          runtime.compute().copy_bytes(totals, runtime.totals().data, sizeof totals);
+          runtime.compute().copy_bytes(&control, runtime.control().data, sizeof control);
+          runtime.compute().synchronize();
+          result.loss_sum = totals[0];
+          result.target_tokens = totals[1];
+          result.grad_norm = control.grad_norm;
+        }
+      });
   return result;
 }
 
@@ -293,6 +305,62 @@ void set_weights(ModelRuntime& runtime, const GlobalTensors& weights) {
     }
   }
   refresh_weights(runtime);
+}
+
+ModelConfig uneven_config(int layers, int kv_heads, bool is_tied) {
+  ModelConfig config;
+  config.vocab_size = 37;
+  config.hidden_size = 20;
+  config.intermediate_size = 28;
+  config.num_hidden_layers = layers;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = kv_heads;
+  config.head_dim = 6;
+  config.rms_norm_eps = 1e-5;
+  config.max_position_embeddings = 64;
+  config.qk_norm = is_tied;
+  config.attention_qkv_bias = !is_tied;
+  config.tie_word_embeddings = is_tied;
+  return config;
+}
+
+std::vector<HostBatch> random_batches(int count, std::uint64_t seed,
+                                      const std::function<std::vector<int>(int)>& lengths) {
+  const PhiloxKey key = derive_key(seed, RandomPurpose::kSynthetic, 1);
+  std::vector<HostBatch> result;
+  std::uint64_t at = 0;
+  for (int i = 0; i < count; ++i) {
+    std::vector<std::vector<std::int32_t>> documents;
+    for (const int length : lengths(i)) {
+      std::vector<std::int32_t>& ids = documents.emplace_back();
+      for (int k = 0; k < length; ++k) {
+        ids.push_back(static_cast<std::int32_t>(philox_bits(key, at++) % 37));
+      }
+    }
+    result.push_back(HostBatch::from_documents(documents));
+  }
+  return result;
+}
+
+void expect_same_training(const StepResult& got, const StepResult& wanted, double loss_tolerance) {
+  EXPECT_EQ(got.disagreement, "");
+  EXPECT_EQ(got.target_tokens, wanted.target_tokens);
+  ASSERT_EQ(got.losses.size(), 5u);
+  EXPECT_LT(wanted.losses[4], wanted.losses[0]);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(got.losses[i], wanted.losses[i], loss_tolerance * wanted.losses[i])
+        << "step " << i + 1;
+  }
+  EXPECT_NEAR(got.grad_norm, wanted.grad_norm, 1e-4 * wanted.grad_norm);
+  ASSERT_EQ(got.gradients.size(), wanted.gradients.size());
+  for (const auto& [name, gradient] : wanted.gradients) {
+    const auto& own = got.gradients.at(name);
+    ASSERT_EQ(own.size(), gradient.size()) << name;
+    const double scale = norm_of(gradient);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      ASSERT_NEAR(own[i], gradient[i], 1e-5 * scale) << name << " element " << i;
+    }
+  }
 }
 
 double norm_of(const std::vector<double>& values) {

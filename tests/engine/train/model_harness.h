@@ -1,5 +1,5 @@
-// Runs a model on thread ranks of any mesh and reassembles what it computed, so that every layout can be
-// compared with one rank.
+// Runs a model on thread ranks of any mesh and reassembles what it computed, so that every layout
+// can be compared with one rank.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace tessera::test {
 
-// Runs body(rank, communicator) on `size` threads, whose groups work on `device` (thread ranks of one GPU
-// share it); the first exception is rethrown when all have ended.
+// Runs body(rank, communicator) on `size` threads, whose groups work on `device` (thread ranks of
+// one GPU share it); the first exception is rethrown when all have ended.
 void run_thread_ranks(int size, Device device,
                       const std::function<void(int, std::unique_ptr<Communicator>)>& body);
 
@@ -56,19 +56,20 @@ using GlobalTensors = std::map<std::string, std::vector<double>>;
 struct StepResult {
   double loss_sum = 0;
   double target_tokens = 0;
-  double grad_norm = 0;            // as StepControl reports it
-  GlobalTensors gradients;         // unnormalised sums
-  GlobalTensors weights;           // exact values after the update
-  std::vector<double> losses;      // mean of each step, as rank 0 has it
-  std::string disagreement;        // the first parameter whose copies on two ranks differ; empty if none
-  std::vector<float> nll;          // of the last micro-batch of rank 0
+  double grad_norm = 0;        // as StepControl reports it
+  GlobalTensors gradients;     // unnormalised sums
+  GlobalTensors weights;       // exact values after the update
+  std::vector<double> losses;  // mean of each step, as rank 0 has it
+  std::string disagreement;  // the first parameter whose copies on two ranks differ; empty if none
+  std::vector<float> nll;    // of the last micro-batch of rank 0
 };
 
 // Makes the runtime of one rank for micro-batches like `batches`, fills the weights by `load`.
 using LoadWeights = std::function<void(ModelRuntime&)>;
 
 // One training step over `batches`, dealt to the data-parallel ranks in turn (micro-batch i to rank
-// i % dp; a missing one is replaced by an empty batch), with the update of AdamW at `learning_rate`.
+// i % dp; a missing one is replaced by an empty batch), with the update of AdamW at
+// `learning_rate`.
 StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& batches,
                       const LoadWeights& load, double learning_rate = 0, double max_grad_norm = 0);
 
@@ -82,5 +83,16 @@ GlobalTensors random_weights(const ModelConfig& config, std::uint64_t seed, doub
 void set_weights(ModelRuntime& runtime, const GlobalTensors& weights);
 
 double norm_of(const std::vector<double>& values);
+
+// A small model of sizes that few numbers of ranks divide, vocabulary 37; a tied one has q/k norms,
+// an untied one biases.
+ModelConfig uneven_config(int layers, int kv_heads, bool is_tied);
+// Micro-batches of random tokens of that vocabulary; `lengths(i)` are the documents of the i-th.
+std::vector<HostBatch> random_batches(int count, std::uint64_t seed,
+                                      const std::function<std::vector<int>(int)>& lengths);
+
+// Five steps that learned, copies that agree, losses within `loss_tolerance` of each other
+// (relative), the first step's gradients within 1e-5 of their tensor's norm.
+void expect_same_training(const StepResult& got, const StepResult& wanted, double loss_tolerance);
 
 }  // namespace tessera::test

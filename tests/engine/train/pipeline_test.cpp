@@ -32,45 +32,14 @@ std::string name_of(const Layout& layout) {
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out << name_of(layout); }
 
-// Seven blocks: no number of stages or chunks here divides them.
-ModelConfig config_of(bool is_tied) {
-  ModelConfig config;
-  config.vocab_size = 37;
-  config.hidden_size = 20;
-  config.intermediate_size = 28;
-  config.num_hidden_layers = 7;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 6;
-  config.rms_norm_eps = 1e-5;
-  config.max_position_embeddings = 64;
-  config.qk_norm = is_tied;
-  config.attention_qkv_bias = !is_tied;
-  config.tie_word_embeddings = is_tied;
-  return config;
-}
-
 std::vector<HostBatch> batches(int count) {
-  std::vector<HostBatch> result;
-  std::uint64_t at = 0;
-  for (int i = 0; i < count; ++i) {
-    std::vector<std::vector<std::int32_t>> documents;
-    for (const int length : {2 + i, 1, 11 - i}) {
-      std::vector<std::int32_t> ids;
-      for (int k = 0; k < length; ++k) {
-        ids.push_back(static_cast<std::int32_t>(
-            philox_bits(derive_key(6, RandomPurpose::kSynthetic, 1), at++) % 37));
-      }
-      documents.push_back(ids);
-    }
-    result.push_back(HostBatch::from_documents(documents));
-  }
-  return result;
+  return random_batches(count, 6, [](int i) { return std::vector<int>{2 + i, 1, 11 - i}; });
 }
 
 ModelSetup setup_of(const Layout& layout) {
   ModelSetup setup;
-  setup.config = config_of(layout.is_tied);
+  // Seven blocks: no number of stages or chunks here divides them.
+  setup.config = uneven_config(7, 2, layout.is_tied);
   setup.mesh.pipeline = layout.pp;
   setup.mesh.data = layout.dp;
   setup.mesh.tensor = layout.tp;
@@ -109,25 +78,8 @@ class Pipelines : public ::testing::TestWithParam<Layout> {};
 // and stays the same.
 TEST_P(Pipelines, FiveStepsEqualOneRank) {
   const StepResult& wanted = one_rank(GetParam().is_tied);
-  const StepResult got = run(setup_of(GetParam()));
-  EXPECT_EQ(got.disagreement, "");
-  EXPECT_EQ(got.target_tokens, wanted.target_tokens);
-  ASSERT_EQ(got.losses.size(), 5u);
-  EXPECT_LT(wanted.losses[4], wanted.losses[0]);
-  for (std::size_t i = 0; i < 5; ++i) {
-    EXPECT_NEAR(got.losses[i], wanted.losses[i], 3e-6 * wanted.losses[i]) << "step " << i + 1;
-  }
-  EXPECT_NEAR(got.grad_norm, wanted.grad_norm, 1e-4 * wanted.grad_norm);
+  expect_same_training(run(setup_of(GetParam())), wanted, 3e-6);
   EXPECT_GT(wanted.grad_norm, 0.5) << "nothing was clipped";
-  ASSERT_EQ(got.gradients.size(), wanted.gradients.size());
-  for (const auto& [name, gradient] : wanted.gradients) {
-    const auto& own = got.gradients.at(name);
-    ASSERT_EQ(own.size(), gradient.size()) << name;
-    const double scale = norm_of(gradient);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      ASSERT_NEAR(own[i], gradient[i], 1e-5 * scale) << name << " element " << i;
-    }
-  }
 }
 
 std::vector<Layout> layouts() {
@@ -204,7 +156,7 @@ TEST(PipelineBits, FewMicroBatchesFillNoPipelineAndStillCount) {
 
 // A stage plans its own blocks, and activations for the micro-batches that it keeps.
 TEST(PipelineMemory, StagesHoldTheirBlocks) {
-  ModelConfig config = config_of(false);
+  ModelConfig config = uneven_config(7, 2, false);
   config.num_hidden_layers = 16;
   config.hidden_size = 128;
   config.intermediate_size = 256;

@@ -12,6 +12,7 @@
 #include "tests/support/temp_folder.h"
 #include "tests/support/test_data.h"
 #include "tests/tools/commands/program.h"
+#include "tests/tools/commands/small_run.h"
 
 namespace tessera::test {
 namespace {
@@ -32,15 +33,7 @@ Json json_of(const std::string& arguments) {
 class CommandLine : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_.write("model.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-      "vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-      "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
-      "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": true,
-      "hidden_act": "silu", "torch_dtype": "float32"})");
-    std::string text;
-    for (int i = 0; i < 120; ++i)
-      text += fmt::format("Line {} says that {} is the square.\n", i, i * i);
-    folder_.write("text.txt", text);
+    write_model_and_text(folder_);
     folder_.write("run.yaml", fmt::format(R"(
 run: {{dir: {0}/run, device: cpu}}
 model: {{path: {0}/model.json, init: random}}
