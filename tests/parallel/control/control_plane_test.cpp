@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -237,12 +238,17 @@ TEST(ControlServerTest, GoodbyeIsNoFailure) {
 TEST(ControlServerTest, LostServerIsAFailure) {
   World world(Kind::kTcp, 2);
   std::atomic<int> callbacks = 0;
-  world.ranks[1]->on_abort([&](const FailureReport&) { ++callbacks; });
+  std::promise<void> has_run;
+  world.ranks[1]->on_abort([&](const FailureReport&) {
+    if (++callbacks == 1) has_run.set_value();
+  });
   world.server.reset();
   const auto failure = world.ranks[1]->wait_failure(20);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, ErrorKind::kTransient);
   EXPECT_NE(failure->text.find("lost the control server"), std::string::npos) << failure->text;
+  // The failure is known a little before the callback runs, which removing it would prevent.
+  EXPECT_EQ(has_run.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
   world.ranks[1]->on_abort({});
   EXPECT_EQ(callbacks.load(), 1);
   // Later calls end at once.
