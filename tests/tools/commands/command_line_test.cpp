@@ -211,6 +211,24 @@ TEST_F(CommandLine, MistakenCommandsEndWithTwoAndNothingOnStdout) {
   }
 }
 
+TEST_F(CommandLine, AMistakeIsNamedInOneLine) {
+  for (const auto& [arguments, wanted] : std::vector<std::pair<std::string, std::string>>{
+           {"", "[tessera] no command is given; use train, plan"},
+           {"trian x.yaml", "[tessera] trian is not a command; did you mean train?"},
+           {"train", "[tessera train] config is required"},
+           {"train --overwrit", "[tessera train] --overwrit is not an option; did you mean --overwrite?"},
+           {"train a b", "[tessera train] b is one argument too many"},
+           {"inspect modl x", "[tessera inspect] modl is not a command; did you mean model?"},
+           {"eval --labels sideways", "[tessera eval] --labels: sideways"}}) {
+    const Ended ended = run_tessera(arguments);
+    EXPECT_EQ(ended.code, 2) << arguments;
+    EXPECT_EQ(ended.output.find("error: " + wanted), 0u) << ended.output;
+    EXPECT_EQ(ended.output.find('\n') + 1, ended.output.size()) << ended.output;
+  }
+  EXPECT_EQ(stdout_of_tessera("--version").output.find("tessera "), 0u);
+  EXPECT_EQ(stdout_of_tessera("train --help").code, 0);
+}
+
 // The golden has labels that are shifted already: it is detected, whatever the ranks.
 TEST_F(CommandLine, EvalOfRealWeightsIsTheGoldenUnderEveryLayout) {
   TESSERA_REQUIRE_DATA(reference_path, "golden/stories260K_reference.json");
