@@ -8,7 +8,8 @@
 namespace tessera {
 
 struct BatchGeometry {
-  std::int64_t tokens = 0;           // of the micro-batch, padded to a multiple of tp
+  std::int64_t tokens = 0;           // of the micro-batch on this rank, padded to a multiple of tp
+  int context_ranks = 1;             // that share its tokens: parallel/context_split.h
   std::int64_t local_tokens = 0;     // tokens between blocks: tokens / tp under sequence parallelism
   std::int64_t max_documents = 0;    // documents are given by max_documents + 1 cumulative lengths
   std::int64_t max_length = 0;       // longest document possible: the sequence length

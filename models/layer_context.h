@@ -11,14 +11,15 @@ namespace tessera {
 
 struct LayerContext {
   ParamStore& params;
-  ParamSync& sync;  // the weights of a bucket are read under a lease; its gradients are opened first
+  ParamSync& sync;  // weights are read under a lease of their bucket; gradients are opened first
   QuantState& quant;
-  Communicator& tensor;        // tensor-parallel group
-  Stream& stream;              // compute
-  bool sequence_parallel;      // activations between blocks are [tokens / tp, hidden]
-  bool deterministic;          // ops that have a faster, unordered form must not use it
-  bool reuses_scales = false;  // a forward that is repeated: its amaxes are known already
-  bool keeps_inputs = true;    // a forward whose linear layers keep their inputs for the backward
+  Communicator& tensor;         // tensor-parallel group
+  Communicator& context_ranks;  // context-parallel group: shares the tokens of a micro-batch
+  Stream& stream;               // compute
+  bool sequence_parallel;       // activations between blocks are [tokens / tp, hidden]
+  bool deterministic;           // ops that have a faster, unordered form must not use it
+  bool reuses_scales = false;   // a forward that is repeated: its amaxes are known already
+  bool keeps_inputs = true;     // a forward whose linear layers keep their inputs for the backward
 };
 
 // The amax that the producer of `operand` records; undefined where nothing is to be recorded.

@@ -25,6 +25,15 @@ Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const Runt
   const auto times = static_cast<double>(micro_batches);
   traffic.tensor_bytes =
       times * static_cast<double>(model.num_hidden_layers) / stages * (forward + backward + again);
+  // Keys and values of a micro-batch are gathered in the forward and again in the backward (once
+  // more by a full recompute), and their gradients scattered. Each rank of tp has its own heads.
+  const double cp = mesh.context;
+  const double key_values = static_cast<double>(options.geometry.tokens) * cp * 2 *
+                            static_cast<double>(local_qkv_layout(model, mesh.tensor).kv_cols()) *
+                            static_cast<double>(size_of(options.params.compute));
+  const double exchanges = options.recompute == Recompute::kFull ? 4 : 3;
+  traffic.context_bytes = times * static_cast<double>(model.num_hidden_layers) / stages *
+                          exchanges * key_values * (cp - 1) / cp;
   // A message of the residual stream forward and one of its gradient back at each of the
   // stages * chunks - 1 cuts; under sequence parallelism each rank sends its own tokens.
   const double cuts = stages * options.pipeline.chunks - 1;

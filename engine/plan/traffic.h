@@ -11,6 +11,7 @@ namespace tessera {
 struct Traffic {
   double tensor_bytes = 0;    // activations and their gradients over tp
   double data_bytes = 0;      // gradients and weights over dp x cp
+  double context_bytes = 0;   // keys, values and their gradients over cp
   double pipeline_bytes = 0;  // activations and their gradients to the neighbouring stages
 };
 

@@ -12,6 +12,22 @@ double EvaluationResult::loss() const {
   return loss_sum / static_cast<double>(target_tokens);
 }
 
+namespace {
+
+// The first `tokens` of a micro-batch from what its ranks hold, one behind the other.
+void append_in_order(const std::vector<double>& held, const ContextSplit& split,
+                     std::int64_t tokens, std::vector<double>& to) {
+  std::vector<double> whole(held.size());
+  for (int rank = 0; rank < split.size(); ++rank) {
+    split.for_each_piece(rank, [&](std::int64_t place, std::int64_t own, std::int64_t count) {
+      std::copy_n(held.begin() + rank * split.tokens() + own, count, whole.begin() + place);
+    });
+  }
+  to.insert(to.end(), whole.begin(), whole.begin() + tokens);
+}
+
+}  // namespace
+
 EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLoader& loader,
                           std::optional<std::int64_t> max_batches, bool wants_token_losses) {
   Stream& stream = runtime.compute();
@@ -24,8 +40,7 @@ EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLo
   std::vector<char> raw(runtime.nll().bytes());
   for (std::int64_t i = 0; i < count; ++i) {
     const MicroBatch batch = loader.load(i, 0);
-    target_tokens += static_cast<double>(batch.target_tokens);
-    uploader.upload(batch, runtime.batch());
+    target_tokens += static_cast<double>(uploader.upload(batch, runtime.batch()));
     runtime.evaluate(wants_token_losses);
     if (!wants_token_losses) continue;
     if (pipeline.size() > 1) pipeline.broadcast(runtime.nll(), pipeline.size() - 1, stream);
@@ -33,7 +48,9 @@ EvaluationResult evaluate(ModelRuntime& runtime, BatchUploader& uploader, DataLo
     stream.synchronize();
     std::vector<double> losses(static_cast<std::size_t>(runtime.nll().numel()));
     convert_elements(raw.data(), runtime.nll().dtype, losses.data(), DType::kF64, runtime.nll().numel());
-    result.token_losses.insert(result.token_losses.end(), losses.begin(), losses.begin() + batch.tokens());
+    append_in_order(losses, ContextSplit(runtime.options().geometry.tokens,
+                                         runtime.mesh().context().size()),
+                    batch.tokens(), result.token_losses);
   }
   const Tensor denominator = runtime.totals().flat_slice(1, 1);
   stream.copy_bytes(denominator.data, &target_tokens, sizeof target_tokens);

@@ -13,7 +13,8 @@ namespace tessera {
 struct EvaluationResult {
   double loss_sum = 0;
   std::int64_t target_tokens = 0;
-  std::vector<double> token_losses;  // of every token of every row, 0 where nothing is predicted
+  // Of every token of every row, 0 where nothing is predicted.
+  std::vector<double> token_losses;
   // kUser where no token was a target: there is no loss to report.
   double loss() const;
 };

@@ -27,6 +27,7 @@ struct Options {
   std::int64_t sequence_length = 0;
   std::int64_t micro_batch_size = 1;
   int tensor = 1;
+  int context = 1;
   int data_parallel = 1;
   std::string device = "auto";
   std::string compute = "auto";
@@ -51,6 +52,7 @@ RunConfig config_of(const Options& options) {
   config.run.device = options.device;
   config.precision.compute = options.compute;
   config.parallel.tensor = options.tensor;
+  config.parallel.context = options.context;
   config.train.micro_batch_size = options.micro_batch_size;
   config.train.sequence_length = options.sequence_length;
   return config;
@@ -85,7 +87,7 @@ int run(const Options& options) {
   config.parallel.pipeline = config.parallel.virtual_stages = 1;
   config.parallel.pipeline_schedule = "auto";
   const int tensor = static_cast<int>(config.parallel.tensor);
-  const int ranks = tensor * options.data_parallel;
+  const int ranks = tensor * static_cast<int>(config.parallel.context) * options.data_parallel;
   EvaluationResult result;
   run_local_ranks(
       ranks, config.run.device,
@@ -150,6 +152,9 @@ void add_eval_command(CLI::App& app, int& code) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_option("--tensor", options->tensor, "Ranks that share each layer")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  command->add_option("--context", options->context, "Ranks that share the tokens of each row")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
   command

@@ -6,7 +6,7 @@ namespace tessera::test {
 
 using Json = nlohmann::json;
 
-const Json& stories_case(const Json& reference, const std::string& name) {
+Json stories_case(const Json& reference, const std::string& name) {
   for (const Json& entry : reference.at("cases")) {
     if (entry.at("name") == name) return entry;
   }

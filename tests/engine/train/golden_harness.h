@@ -10,7 +10,7 @@
 namespace tessera::test {
 
 // A case of golden/stories260K_reference.json by name; fails the test where there is none.
-const nlohmann::json& stories_case(const nlohmann::json& reference, const std::string& name);
+nlohmann::json stories_case(const nlohmann::json& reference, const std::string& name);
 // Its row: labels are shifted (the target of each position), positions begin anew with a document.
 HostBatch stories_batch(const nlohmann::json& entry);
 

@@ -1,5 +1,5 @@
-// The hand-written backward of whole models against finite differences in fp64, and every layout against
-// one rank, for each feature that changes a block.
+// The hand-written backward of whole models against finite differences in fp64, and every layout
+// against one rank, for each feature that changes a block.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -114,26 +114,32 @@ TEST_P(ModelGradient, EveryLayoutEqualsOneRank) {
   const std::vector<HostBatch> batches = {tiny_batch(1), tiny_batch(2), tiny_batch(3)};
   const GlobalTensors weights = random_weights(setup.config, 7, 0.3);
   const auto run = [&] {
-    return train_step(setup, batches, [&](ModelRuntime& runtime) { set_weights(runtime, weights); });
+    return train_step(setup, batches,
+                      [&](ModelRuntime& runtime) { set_weights(runtime, weights); });
   };
   const StepResult base = run();
-  for (const auto& [dp, tp, sp, zero, recompute] :
-       std::vector<std::tuple<int, int, bool, int, Recompute>>{
-           {1, 2, false, 0, Recompute::kNone},
-           {1, 2, true, 0, Recompute::kFull},
-           {1, 4, true, 0, Recompute::kSelective},
-           {1, 4, false, 0, Recompute::kFull},
-           {2, 1, false, 1, Recompute::kNone},
-           {2, 2, true, 1, Recompute::kSelective},
-           {3, 2, true, 1, Recompute::kNone}}) {
+  for (const auto& [dp, cp, tp, sp, zero, recompute] :
+       std::vector<std::tuple<int, int, int, bool, int, Recompute>>{
+           {1, 1, 2, false, 0, Recompute::kNone},
+           {1, 1, 2, true, 0, Recompute::kFull},
+           {1, 1, 4, true, 0, Recompute::kSelective},
+           {1, 1, 4, false, 0, Recompute::kFull},
+           {2, 1, 1, false, 1, Recompute::kNone},
+           {2, 1, 2, true, 1, Recompute::kSelective},
+           {3, 1, 2, true, 1, Recompute::kNone},
+           {1, 2, 1, false, 0, Recompute::kNone},
+           {1, 3, 1, false, 1, Recompute::kFull},
+           {1, 4, 2, true, 0, Recompute::kSelective},
+           {2, 2, 2, true, 2, Recompute::kNone}}) {
     setup.mesh.data = dp;
+    setup.mesh.context = cp;
     setup.mesh.tensor = tp;
     setup.sequence_parallel = sp;
     setup.zero = zero;
     setup.recompute = recompute;
     const StepResult got = run();
-    const std::string layout = fmt::format("dp {} tp {} sp {} zero {} recompute {}", dp, tp, sp, zero,
-                                           static_cast<int>(recompute));
+    const std::string layout = fmt::format("dp {} cp {} tp {} sp {} zero {} recompute {}", dp, cp,
+                                           tp, sp, zero, static_cast<int>(recompute));
     EXPECT_NEAR(got.loss_sum, base.loss_sum, 1e-11 * base.loss_sum) << layout;
     EXPECT_EQ(got.target_tokens, base.target_tokens);
     ASSERT_EQ(got.gradients.size(), base.gradients.size());
@@ -142,7 +148,8 @@ TEST_P(ModelGradient, EveryLayoutEqualsOneRank) {
       ASSERT_EQ(gradient.size(), wanted.size()) << name;
       const double scale = norm_of(wanted);
       for (std::size_t i = 0; i < wanted.size(); ++i) {
-        ASSERT_NEAR(gradient[i], wanted[i], 1e-10 * scale) << layout << " " << name << " element " << i;
+        ASSERT_NEAR(gradient[i], wanted[i], 1e-10 * scale)
+            << layout << " " << name << " element " << i;
       }
     }
   }

@@ -12,6 +12,7 @@ struct Layout {
   int tensor = 1;
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
+  int context = 1;
 };
 
 class PackedIsolation : public ::testing::TestWithParam<Layout> {};
@@ -35,6 +36,7 @@ TEST_P(PackedIsolation, AnotherDocumentChangesNoBit) {
   setup.config.head_dim = 8;
   setup.config.max_position_embeddings = 64;
   setup.mesh.tensor = layout.tensor;
+  setup.mesh.context = layout.context;
   setup.sequence_parallel = layout.sequence_parallel;
   setup.recompute = layout.recompute;
   const GlobalTensors values = random_weights(setup.config, 5, 0.3);
@@ -65,7 +67,9 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, PackedIsolation,
     ::testing::Values(Layout{"OneRank"}, Layout{"Recomputed", 1, false, Recompute::kFull},
                       Layout{"TensorParallel", 2},
-                      Layout{"SequenceParallel", 2, true, Recompute::kSelective}),
+                      Layout{"SequenceParallel", 2, true, Recompute::kSelective},
+                      Layout{"ContextParallel", 1, false, Recompute::kFull, 3},
+                      Layout{"ContextAndSequenceParallel", 2, true, Recompute::kNone, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

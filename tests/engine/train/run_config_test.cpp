@@ -126,7 +126,6 @@ TEST(RunConfig, UnavailableFeaturesAreRefusedByName) {
       {"precision.fp8=delayed", "is delayed, which is not available in this version; write current"},
       {"precision.fp8=rowwise",
        "is rowwise, which is not available in this version; write current, blockwise or none"},
-      {"parallel.context=2", "context parallelism is not available"},
       {"faults.spike=skip", "faults.spike is skip, which is not available"},
       {"faults.nan=rollback", "faults.nan is rollback, which is not available"},
       {"dpo.beta=0.1", "dpo is not available in this version"},

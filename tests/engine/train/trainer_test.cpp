@@ -286,6 +286,48 @@ TEST_F(TrainerRun, PipelinesEvaluateExportAndEndEpochsAsOneRank) {
   }
 }
 
+// Every rank holds a part of each row; a checkpoint holds none of it.
+TEST_F(TrainerRun, ContextsResumeToTheBitContinueOtherLayoutsAndEvaluate) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {fmt::format("data.eval=[{}/text.txt]", folder_.path().string()),
+                             "eval.every_steps=4", "eval.at_start=true"});
+    return more;
+  };
+  const auto evaluations = [&](const std::string& run) {
+    std::map<int, double> result;
+    std::ifstream file(folder_.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.at("kind") == "eval") result[row.at("step")] = row.at("loss");
+    }
+    return result;
+  };
+  // 17 tokens in a row: no number of ranks divides them.
+  const std::string odd = "train.sequence_length=17";
+  ASSERT_EQ(train("one", 1, 8, with({odd})), 0) << failure_;
+  const std::vector<std::string> split = {odd, "parallel.context=2", "parallel.zero=3"};
+  ASSERT_EQ(train("whole", 4, 8, with(split)), 0) << failure_;
+  ASSERT_EQ(train("parts", 4, 3, with(split)), 0) << failure_;
+  ASSERT_EQ(train("parts", 4, 8, with(split)), 0) << failure_;
+  EXPECT_EQ(losses("parts"), losses("whole"));
+  EXPECT_EQ(final_weights("parts"), final_weights("whole"));
+  ASSERT_EQ(train("mixed", 4, 2, with({odd, "parallel.context=4"})), 0) << failure_;
+  ASSERT_EQ(train("mixed", 8, 5, with({odd, "parallel.context=2", "parallel.tensor=2",
+                                       "parallel.pipeline=2", "parallel.zero=2"})), 0) << failure_;
+  ASSERT_EQ(train("mixed", 2, 7, with({odd, "parallel.tensor=2"})), 0) << failure_;
+  ASSERT_EQ(train("mixed", 3, 8, with({odd, "parallel.context=3"})), 0) << failure_;
+  ASSERT_EQ(losses("one").size(), 8u);
+  ASSERT_EQ(evaluations("one").size(), 3u);
+  for (const char* run : {"whole", "mixed"}) {
+    for (const auto& [step, loss] : losses("one")) {
+      EXPECT_NEAR(losses(run).at(step), loss, 1e-5 * loss) << run << step;
+    }
+    for (const auto& [step, loss] : evaluations("one")) {
+      EXPECT_NEAR(evaluations(run).at(step), loss, 1e-5 * loss) << run << step;
+    }
+  }
+}
+
 // Llama 3 70B in small: the ratios of its sizes, a tenth of its blocks. 64 ranks on inline streams,
 // with two key/value heads for four tensor-parallel ranks.
 TEST_F(TrainerRun, SixtyFourRanksEqualOneAndContinueElsewhere) {

@@ -25,6 +25,9 @@ struct Layout {
   bool sequence_parallel;
   int zero;
   const char* recompute;
+  int context = 1;
+
+  int ranks() const { return data * tensor * context; }
 };
 
 constexpr Layout kLayouts[] = {
@@ -42,6 +45,8 @@ constexpr Layout kLayouts[] = {
     {"dp2_zero3_full", 2, 1, false, 3, "full"},
     {"tp2_dp2_sp_zero2_selective", 2, 2, true, 2, "selective"},
     {"tp4_dp2_zero3", 2, 4, false, 3, "none"},
+    {"cp2", 1, 1, false, 0, "none", 2},
+    {"cp2_tp2_sp_zero3_full", 1, 2, true, 3, "full", 2},
 };
 
 const Json& find_case(const Json& reference, const std::string& name) {
@@ -97,7 +102,7 @@ train: {{sequence_length: {12}, micro_batch_size: 1, global_batch_size: {13}, ma
 optimizer: {{learning_rate: {2}, betas: [{3}, {4}], eps: {5}, weight_decay: {6}, max_grad_norm: {7}}}
 schedule: {{name: constant, warmup_steps: 0}}
 precision: {{compute: fp32}}
-parallel: {{tensor: {8}, sequence_parallel: {9}, zero: {10}}}
+parallel: {{tensor: {8}, sequence_parallel: {9}, zero: {10}, context: {15}}}
 memory: {{recompute: {11}}}
 data: {{train: [{{path: {0}/rows.jsonl, labels: shifted}}], packing: {14}, cache_dir: {0}/cache}}
 log: {{per_layer: true}}
@@ -107,9 +112,8 @@ log: {{per_layer: true}}
                     update.at("eps").get<double>(), update.at("weight_decay_2d_only").get<double>(),
                     update.at("clip_grad_norm").get<double>(), layout.tensor,
                     layout.sequence_parallel, layout.zero, layout.recompute, sequence_length,
-                    global_batch, packing));
-    const Ended ended =
-        run_train(launcher, layout.data * layout.tensor, (folder_ / "run.yaml").string());
+                    global_batch, packing, layout.context));
+    const Ended ended = run_train(launcher, layout.ranks(), (folder_ / "run.yaml").string());
     EXPECT_EQ(ended.code, 0) << ended.output;
     Json row;
     if (ended.code == 0) std::ifstream(folder_ / "run/metrics.jsonl") >> row;
@@ -190,6 +194,37 @@ TEST_P(GoldenRows, MaskedPromptAddsNothing) {
   expect_loss_and_norm(step({row_of(wanted)}, 256, std::get<1>(GetParam()).data, false), wanted);
 }
 
+// Context-parallel ranks hold pieces of a row; what is printed is in the row's order.
+TEST(Evaluation, TokenLossesAreInTheOrderOfTokens) {
+  TESSERA_REQUIRE_DATA(reference_path, "golden/stories260K_reference.json");
+  TESSERA_REQUIRE_DATA(model_path, "models/stories260K/hf");
+  TempFolder folder;
+  Json reference;
+  std::ifstream(reference_path) >> reference;
+  std::ofstream file(folder / "rows.jsonl");
+  for (int i = 0; i < 4; ++i) {
+    const Json entry = find_case(reference, "single_doc_" + std::to_string(i));
+    file << Json{{"input_ids", entry.at("input_ids")}, {"labels", entry.at("labels")}}.dump() << "\n";
+  }
+  file.close();
+  // 251 tokens in a row: no number of ranks divides them.
+  const auto losses = [&](const std::string& options) {
+    const Ended ended = stdout_of_tessera(
+        fmt::format("eval --model {} --data {} --labels shifted --sequence-length 251 --json "
+                    "--token-losses --device cpu --compute fp32 {}",
+                    model_path.string(), (folder / "rows.jsonl").string(), options));
+    EXPECT_EQ(ended.code, 0);
+    return Json::parse(ended.output).at("token_losses").get<std::vector<double>>();
+  };
+  const std::vector<double> wanted = losses("");
+  ASSERT_EQ(wanted.size(), 4u * 251);
+  for (const char* options : {"--context 2 --micro-batch-size 2", "--context 3 --tensor 2"}) {
+    const std::vector<double> got = losses(options);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 5e-5) << options << i;
+  }
+}
+
 std::string name_of(const ::testing::TestParamInfo<std::tuple<Launcher, Layout>>& info) {
   constexpr const char* kNames[] = {"threads", "processes", "mpirun"};
   return fmt::format("{}_{}", kNames[static_cast<int>(std::get<0>(info.param))],
@@ -204,12 +239,13 @@ INSTANTIATE_TEST_SUITE_P(Launches, GoldenStep,
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Threads, GoldenStep,
                          ::testing::Combine(::testing::Values(Launcher::kThreads),
-                                            ::testing::Values(kLayouts[0], kLayouts[8])),
+                                            ::testing::Values(kLayouts[0], kLayouts[8], kLayouts[14])),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(
     Launches, GoldenRows,
     ::testing::Combine(::testing::Values(Launcher::kProcesses, Launcher::kMpirun),
-                       ::testing::Values(kLayouts[1], kLayouts[5], kLayouts[8], kLayouts[11])),
+                       ::testing::Values(kLayouts[1], kLayouts[5], kLayouts[8], kLayouts[11],
+                                         kLayouts[15])),
     name_of);
 
 }  // namespace
