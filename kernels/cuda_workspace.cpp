@@ -25,8 +25,10 @@ RowParts column_sum_parts(std::int64_t rows, std::int64_t cols, const Capabiliti
   return {std::max<std::int64_t>(1, ceil_div(rows, rows_per_part)), rows_per_part};
 }
 
-std::int64_t rmsnorm_parts(std::int64_t rows, const Capabilities& target) {
-  return std::clamp<std::int64_t>(rows, 1, 2 * std::max(1, target.sm_count));
+std::int64_t rmsnorm_parts(std::int64_t rows, std::int64_t hidden, const Capabilities& target) {
+  // Blocks of narrow rows have few threads: more of them keep as much memory traffic in flight.
+  const std::int64_t per_sm = std::clamp<std::int64_t>(8192 / std::max<std::int64_t>(1, hidden), 2, 4);
+  return std::clamp<std::int64_t>(rows, 1, per_sm * std::max(1, target.sm_count));
 }
 
 std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target) {
@@ -67,7 +69,7 @@ std::size_t panel_bytes(const Tensor& operand) {
 
 std::size_t device_scratch(const RmsNormBackward& args, const Capabilities& target) {
   if (!args.dweight.defined()) return 0;
-  return static_cast<std::size_t>(rmsnorm_parts(args.s.rows(), target) * args.s.cols()) *
+  return static_cast<std::size_t>(rmsnorm_parts(args.s.rows(), args.s.cols(), target) * args.s.cols()) *
          compute_size(args.s.dtype);
 }
 
@@ -97,6 +99,15 @@ CudnnScratch cudnn_scratch(const AttentionForward& args, const Capabilities&) {
   // Counters of the persistent kernel and, without lse, a throw-away copy of it.
   result.library = std::size_t{1} << 20;
   return result;
+}
+
+bool wgmma_attention_applies(const AttentionBackward& args, const Capabilities& target) {
+  return args.q.dtype == DType::kBF16 && (args.shape.head_dim == 64 || args.shape.head_dim == 128) &&
+         target.sm_arch == 90;
+}
+
+bool library_attention_comes_first(const AttentionBackward& args) {
+  return !args.deterministic && args.shape.head_dim == 128;
 }
 
 bool mma_attention_applies(const AttentionBackward& args, const Capabilities& target) {
@@ -144,11 +155,12 @@ std::size_t device_scratch(const AttentionForward& args, const Capabilities& tar
 }
 
 std::size_t device_scratch(const AttentionBackward& args, const Capabilities& target) {
+  const std::size_t pairs = static_cast<std::size_t>(args.q.rows() * args.shape.heads_q);
+  // One or two numbers per query and head for the own kernels.
+  const std::size_t own = scratch_bytes(2 * pairs * compute_size(args.q.dtype));
+  if (wgmma_attention_applies(args, target) && !library_attention_comes_first(args)) return own;
   const CudnnScratch cudnn = cudnn_scratch(args, target);
-  // A number per query and head for the own kernels.
-  const std::size_t own =
-      static_cast<std::size_t>(args.q.rows() * args.shape.heads_q) * compute_size(args.q.dtype);
-  return std::max(scratch_bytes(own), scratch_bytes(cudnn.bounds) + scratch_bytes(cudnn.library));
+  return std::max(own, scratch_bytes(cudnn.bounds) + scratch_bytes(cudnn.library));
 }
 
 // The rest need none.

@@ -34,13 +34,17 @@ struct RowParts {
 RowParts column_sum_parts(std::int64_t rows, std::int64_t cols, const Capabilities& target);
 
 // Blocks of the backward norms, each with one row of partial weight gradients.
-std::int64_t rmsnorm_parts(std::int64_t rows, const Capabilities& target);
+std::int64_t rmsnorm_parts(std::int64_t rows, std::int64_t hidden, const Capabilities& target);
 std::int64_t qk_norm_parts(std::int64_t tokens, const Capabilities& target);
 
 // Partial sums of sum_of_squares: independent of the device.
 std::int64_t square_parts(std::int64_t count);
 
-// Whether the tensor-core kernels of attention's backward take these shapes.
+// Whether the tensor-core kernels of attention's backward take these shapes: those of Hopper, those
+// of any GPU since Ampere.
+bool wgmma_attention_applies(const AttentionBackward& args, const Capabilities& target);
+// Whether cuDNN is asked before them: its sums in free order are faster for heads of 128 (H200, cuDNN 9.19).
+bool library_attention_comes_first(const AttentionBackward& args);
 bool mma_attention_applies(const AttentionBackward& args, const Capabilities& target);
 
 // Scratch of the cuDNN attention paths: the bounds and offsets of documents, and the library's own

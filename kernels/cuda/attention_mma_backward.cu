@@ -8,9 +8,10 @@
 // may span documents.
 #include <algorithm>
 
+#include "kernels/cuda/async_copy.cuh"
+#include "kernels/cuda/attention_operands.cuh"
 #include "kernels/cuda/attention_paths.h"
 #include "kernels/cuda/attention_ranges.cuh"
-#include "kernels/cuda/common.cuh"
 #include "kernels/cuda_workspace.h"
 
 namespace tessera::cuda {
@@ -18,12 +19,7 @@ namespace {
 
 using bf16_t = __nv_bfloat16;
 
-struct View {
-  bf16_t* data;
-  std::int64_t stride;
-  View() = default;
-  explicit View(const Tensor& t) : data(static_cast<bf16_t*>(t.data)), stride(t.row_stride) {}
-};
+using View = AttentionView;
 
 struct Arguments {
   View q, k, v, out, dout, dq, dk, dv;
@@ -36,27 +32,11 @@ struct Arguments {
   float scale;
 };
 
-constexpr float kLog2E = 1.4426950408889634f;
 // Queries (of the key kernel; keys of the other) that a warp multiplies at once.
 constexpr int kStep = 32;
 
 // ---- Instructions
 // ----------------------------------------------------------------------------------
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// 16 bytes, or zeros where `is_there` is false; the source is not touched then.
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool is_there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(is_there ? 16 : 0));
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], const bf16_t* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -80,17 +60,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ std::uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
 // ---- Tiles in shared memory
@@ -118,7 +87,7 @@ __device__ __forceinline__ void load_tile(bf16_t* tile, const View& view, int fi
         view.data + (is_there ? static_cast<std::int64_t>(first + r) * view.stride +
                                     static_cast<std::int64_t>(head) * head_dim + d
                               : 0);
-    copy_async(tile + r * kPitch<kDim> + d, from, is_there);
+    copy_async_16(shared_address(tile + r * kPitch<kDim> + d), from, is_there);
   }
 }
 
@@ -476,8 +445,6 @@ void launch_both(const Arguments& a, cudaStream_t stream) {
   launch<K>(backward_query_mma_kernel<K>, a.queries, a.heads_q, a, stream);
   launch<K>(backward_key_mma_kernel<K>, a.keys, a.heads_kv, a, stream);
 }
-
-bool is_vector_aligned(const Tensor& t) { return is_aligned(t.data) && t.row_stride % 8 == 0; }
 
 }  // namespace
 

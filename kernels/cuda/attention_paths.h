@@ -14,6 +14,9 @@ void plain_attention_backward(const AttentionBackward& args, Stream& stream);
 // not apply (mma_attention_applies, alignment).
 bool mma_attention_backward(const AttentionBackward& args, Stream& stream);
 
+// The same on Hopper's warpgroup products, for heads of 64 or 128.
+bool wgmma_attention_backward(const AttentionBackward& args, Stream& stream);
+
 // cuDNN's fused kernels, bf16. False, without having done anything, where cuDNN has no kernel for these
 // arguments (or is not part of this build).
 bool cudnn_attention_forward(const AttentionForward& args, Stream& stream);
@@ -37,7 +40,7 @@ struct DocumentOffsets {
 };
 void fill_document_offsets(const DocumentOffsets& offsets, Stream& stream);
 
-// Zeroes the rows at or past cu[documents] of each tensor.
+// Zeroes the rows at or past cu[documents] of each of up to three tensors.
 void zero_rows_past_end(const Tensor& cu, std::initializer_list<Tensor> tensors, Stream& stream);
 
 }  // namespace tessera::cuda

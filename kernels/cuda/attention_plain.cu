@@ -503,13 +503,25 @@ __global__ void document_offsets_kernel(DocumentOffsets o) {
   }
 }
 
-// Block per row; rows before the end return at once.
-__global__ void zero_rows_past_end_kernel(const std::int32_t* cu, std::int64_t documents,
-                                          std::uint8_t* data, std::int64_t stride_bytes,
-                                          std::int64_t row_bytes) {
-  if (blockIdx.x < cu[documents]) return;
-  std::uint8_t* row = data + blockIdx.x * stride_bytes;
-  for (std::int64_t i = threadIdx.x; i < row_bytes; i += blockDim.x) row[i] = 0;
+struct Rows {
+  std::uint8_t* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t stride_bytes = 0;
+  std::int64_t row_bytes = 0;
+};
+constexpr int kMaxTails = 3;
+struct Tails {
+  Rows of[kMaxTails];
+};
+
+// Blocks take every gridDim.x-th row from the end on: usually there is none, and few blocks say so sooner than
+// a block for each row.
+__global__ void zero_rows_past_end_kernel(const std::int32_t* cu, std::int64_t documents, Tails tails) {
+  const Rows& t = tails.of[blockIdx.y];
+  for (std::int64_t r = cu[documents] + static_cast<std::int64_t>(blockIdx.x); r < t.rows; r += gridDim.x) {
+    std::uint8_t* row = t.data + r * t.stride_bytes;
+    for (std::int64_t i = threadIdx.x; i < t.row_bytes; i += blockDim.x) row[i] = 0;
+  }
 }
 
 }  // namespace
@@ -581,15 +593,18 @@ void fill_document_offsets(const DocumentOffsets& offsets, Stream& stream) {
 }
 
 void zero_rows_past_end(const Tensor& cu, std::initializer_list<Tensor> tensors, Stream& stream) {
-  const cudaStream_t s = native(stream);
+  CHECK(tensors.size() <= kMaxTails, "[zero_rows_past_end] {} tensors, at most {}", tensors.size(), kMaxTails);
+  Tails tails;
+  unsigned count = 0;
   for (const Tensor& t : tensors) {
     if (t.numel() == 0) continue;
     const auto size = static_cast<std::int64_t>(size_of(t.dtype));
-    zero_rows_past_end_kernel<<<grid_size(t.rows()), 64, 0, s>>>(
-        pointer<std::int32_t>(cu), cu.numel() - 1, pointer<std::uint8_t>(t), t.row_stride * size,
-        t.cols() * size);
-    TESSERA_LAUNCHED();
+    tails.of[count++] = {pointer<std::uint8_t>(t), t.rows(), t.row_stride * size, t.cols() * size};
   }
+  if (count == 0) return;
+  zero_rows_past_end_kernel<<<dim3(64, count), 64, 0, native(stream)>>>(pointer<std::int32_t>(cu), cu.numel() - 1,
+                                                                       tails);
+  TESSERA_LAUNCHED();
 }
 
 }  // namespace tessera::cuda

@@ -431,8 +431,8 @@ bool cudnn_attention_backward(const AttentionBackward& args, Stream& stream) {
     pointers[kDv] = turn.dv.data;
     execute(plan, handle, pointers, workspace.data(), "attention_backward");
   }
-  zero_rows_past_end(args.cu_q, {args.dq}, stream);
-  zero_rows_past_end(args.cu_k, {args.dk, args.dv}, stream);
+  // Queries and keys have the same bounds here.
+  zero_rows_past_end(args.cu_q, {args.dq, args.dk, args.dv}, stream);
   return true;
 }
 

@@ -336,7 +336,7 @@ void rmsnorm_backward(const RmsNormBackward& args, Stream& stream) {
   const std::int64_t hidden = args.s.cols();
   if (hidden == 0) return;
   const Capabilities& target = stream.context().capabilities();
-  const std::int64_t parts = rmsnorm_parts(rows, target);
+  const std::int64_t parts = rmsnorm_parts(rows, hidden, target);
   const auto scratch = stream.scratch().take(device_scratch(args, target));
   const cudaStream_t s = native(stream);
   visit_float(args.s.dtype, [&](auto tag) {
