@@ -76,6 +76,9 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 90a)
     endif()
+    # Hopper's own instructions are in code for 90a alone.
+    list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a")
+    list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90-real$" "90a-real")
     enable_language(CUDA)
     find_package(CUDAToolkit 12.9 REQUIRED)
     # CMake 3.25 does not know that nvcc speaks C++20.
@@ -131,17 +134,21 @@ target_compile_options(tessera_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
   # GCC 12 warns of overlapping copies inside std::string (its bug 105651).
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
+# What the layers with CUDA sources need, and no layer above them: those compile alike in every preset, so that a
+# compiler cache serves one from another.
+add_library(tessera_cuda INTERFACE)
 if(TESSERA_WITH_CUDA)
-  target_compile_definitions(tessera_options INTERFACE TESSERA_WITH_CUDA=1
-    $<$<BOOL:${TESSERA_WITH_CUDNN}>:TESSERA_WITH_CUDNN=1> $<$<BOOL:${TESSERA_WITH_NCCL}>:TESSERA_WITH_NCCL=1>)
+  target_link_libraries(tessera_cuda INTERFACE CUDA::cudart CUDA::cublasLt ${TESSERA_CUDA_LIBRARIES})
+  target_compile_definitions(tessera_cuda INTERFACE $<$<BOOL:${TESSERA_WITH_CUDNN}>:TESSERA_WITH_CUDNN=1>
+                                                    $<$<BOOL:${TESSERA_WITH_NCCL}>:TESSERA_WITH_NCCL=1>)
   # nvcc's front end cannot evaluate fmt 9's compile-time format check; g++ checks the same headers.
-  target_compile_definitions(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=> $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
+  target_compile_definitions(tessera_cuda INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=> $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
   # -lineinfo costs nothing at run time and lets profilers and compute-sanitizer name source lines.
-  target_compile_options(tessera_options INTERFACE
+  target_compile_options(tessera_cuda INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
   foreach(include IN ITEMS ${CUDNN_INCLUDE} ${CUDNN_FRONTEND_INCLUDE} ${NCCL_INCLUDE})
     if(include AND NOT include STREQUAL "/usr/include")
-      target_include_directories(tessera_options SYSTEM INTERFACE ${include})
+      target_include_directories(tessera_cuda SYSTEM INTERFACE ${include})
     endif()
   endforeach()
 endif()

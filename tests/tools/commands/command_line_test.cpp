@@ -51,14 +51,20 @@ checkpoint: {{every_steps: 2}}
     return run_train(launcher, ranks,
                      fmt::format("{} --set run.dir={} {}", path("run.yaml"), path(run), more));
   }
-  // The losses of the steps as they stand in metrics.jsonl: equal text is equal bits.
-  std::vector<std::string> losses(const std::string& run) const {
-    std::vector<std::string> found;
+  // The rows of the steps in metrics.jsonl.
+  std::vector<Json> steps(const std::string& run) const {
+    std::vector<Json> found;
     std::ifstream metrics(folder_ / (run + "/metrics.jsonl"));
     for (std::string line; std::getline(metrics, line);) {
       const Json row = Json::parse(line);
-      if (row.at("kind") == "train") found.push_back(row.at("loss").dump());
+      if (row.at("kind") == "train") found.push_back(row);
     }
+    return found;
+  }
+  // Their losses as text: equal text is equal bits.
+  std::vector<std::string> losses(const std::string& run) const {
+    std::vector<std::string> found;
+    for (const Json& row : steps(run)) found.push_back(row.at("loss").dump());
     return found;
   }
   std::string weights(const std::string& run) const {
@@ -111,6 +117,60 @@ TEST_F(CommandLine, ARunGoesOnUnderAnotherLauncherToTheSameBits) {
   const Ended allowed = train("whole", change + " --allow-change optimizer.betas");
   EXPECT_EQ(allowed.code, 0) << allowed.output;
   EXPECT_EQ(train("whole", change + " --resume never").code, 2);
+}
+
+// Ten rows of different lengths in steps of four, so that an epoch ends with a step of two. What a
+// step trains on depends on neither the ranks nor where the run was taken up.
+TEST_F(CommandLine, RowsAndTheirOrderOutliveAChangeOfDataParallelSize) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) {
+    text += fmt::format("{{\"text\": \"{}\"}}\n",
+                        std::string(static_cast<std::size_t>(3 + i), static_cast<char>('a' + i)));
+  }
+  folder_.write("ten.jsonl", text);
+  const std::string rows =
+      fmt::format("--set 'data.train=[{}]' --set data.packing=false", path("ten.jsonl"));
+  const auto until = [&](int step) { return fmt::format("{} --set train.max_steps={}", rows, step); };
+  ASSERT_EQ(train("whole", until(9), Launcher::kThreads, 1).code, 0);
+  ASSERT_EQ(train("parts", until(2), Launcher::kThreads, 1).code, 0);
+  ASSERT_EQ(train("parts", until(5), Launcher::kProcesses, 4).code, 0);
+  ASSERT_EQ(train("parts", until(7), Launcher::kThreads, 2).code, 0);
+  ASSERT_EQ(train("parts", until(9), Launcher::kProcesses, 1).code, 0);
+  const std::vector<Json> whole = steps("whole");
+  const std::vector<Json> parts = steps("parts");
+  ASSERT_EQ(whole.size(), 9u);
+  ASSERT_EQ(parts.size(), 9u);
+  for (std::size_t i = 0; i < 9; ++i) {
+    EXPECT_EQ(parts[i].at("step"), whole[i].at("step"));
+    EXPECT_EQ(parts[i].at("epoch"), whole[i].at("epoch"));
+    EXPECT_EQ(parts[i].at("target_tokens"), whole[i].at("target_tokens"));
+    EXPECT_EQ(parts[i].at("tokens_total"), whole[i].at("tokens_total"));
+    const double loss = whole[i].at("loss");
+    EXPECT_NEAR(parts[i].at("loss").get<double>(), loss, 1e-5 * loss) << "step " << i + 1;
+  }
+  // Round by round the ranks take the rows of the step in its order; -1 stands for none.
+  const auto taken = [&](int ranks) {
+    const Json data =
+        json_of(fmt::format("inspect data {} {} --ranks --step 1-9 --json --set run.ranks={}",
+                            path("run.yaml"), until(9), ranks));
+    std::vector<std::vector<int>> order;
+    for (const Json& step : data.at("steps")) {
+      order.emplace_back();
+      const Json& of_rank = step.at("ranks");
+      for (std::size_t round = 0; round < of_rank.at(0).size(); ++round) {
+        for (const Json& rounds : of_rank) {
+          for (const int row : rounds.at(round)) {
+            if (row >= 0) order.back().push_back(row);
+          }
+        }
+      }
+      EXPECT_EQ(Json(order.back()), step.at("rows"));
+    }
+    return order;
+  };
+  const auto alone = taken(1);
+  ASSERT_EQ(alone.size(), 9u);
+  for (const int ranks : {2, 4}) EXPECT_EQ(taken(ranks), alone) << ranks;
 }
 
 TEST_F(CommandLine, WhatWasTrainedCanBeVerifiedExportedEvaluatedAndAsked) {
