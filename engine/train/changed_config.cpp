@@ -1,12 +1,17 @@
-// The rule that a resumed run keeps its configuration, except for free keys and those allowed by name.
+// The rules that a resumed run keeps its configuration, except for free keys and those allowed by name, and that all
+// ranks have the same.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
+
+#include <nlohmann/json.hpp>
 
 #include "engine/core/error.h"
 #include "engine/core/text.h"
 #include "engine/train/run_config.h"
+#include "parallel/control/control_plane.h"
 
 namespace tessera {
 namespace {
@@ -109,6 +114,33 @@ void check_resumable(const RunConfig& saved, const RunConfig& now, std::int64_t 
   TESSERA_FAIL(ErrorKind::kUser,
                "[resume] {} holds step {} with {}. Continue:{}. Start anew: --set run.dir={}.", dir,
                saved_step, with, flags, next_run_dir(dir));
+}
+
+void check_ranks_agree(const RunConfig& config, ControlPlane& control, double timeout_seconds) {
+  if (control.world_size() == 1) return;
+  using Values = std::map<std::string, std::string>;
+  Values own;
+  for (const FieldRecord& field : fields_of(config)) {
+    if (field.kind == FieldRecord::Kind::kField) own[field.name] = field.value;
+  }
+  for (const char* name : {"data.cache_dir", "checkpoint.local_dir"}) own.erase(name);
+  const std::string first = control.broadcast(
+      "configuration", control.rank() == 0 ? nlohmann::json(own).dump() : "", 0, timeout_seconds);
+  const auto of_first = nlohmann::json::parse(first).get<Values>();
+  if (own == of_first) return;
+  Values names = own;
+  names.insert(of_first.begin(), of_first.end());
+  for (const auto& [name, ignored] : names) {
+    const auto value = [&name = name](const Values& values) {
+      const auto found = values.find(name);
+      return shown(found == values.end() ? "" : found->second);
+    };
+    if (value(own) == value(of_first)) continue;
+    TESSERA_FAIL(ErrorKind::kUser,
+                 "[config] rank {} was started with {} {}, rank 0 with {}; start every rank with the same "
+                 "configuration and options",
+                 control.rank(), name, value(own), value(of_first));
+  }
 }
 
 }  // namespace tessera

@@ -23,6 +23,8 @@
 
 namespace tessera {
 
+class ControlPlane;
+
 struct RunConfig {
   RunOptions run;
   ModelOptions model;
@@ -102,5 +104,10 @@ std::vector<ChangedKey> changed_keys(const RunConfig& saved, const RunConfig& no
 // prefixes such as "data"); an allowed name that is no key is an error, too.
 void check_resumable(const RunConfig& saved, const RunConfig& now, std::int64_t saved_step,
                      const std::vector<std::string>& allowed);
+
+// Throws the kUser error on a rank whose configuration is not rank 0's: a launcher may start ranks on
+// other files or options. Folders of a machine's own (data.cache_dir, checkpoint.local_dir) may differ.
+// Every rank calls it.
+void check_ranks_agree(const RunConfig& config, ControlPlane& control, double timeout_seconds);
 
 }  // namespace tessera

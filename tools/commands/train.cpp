@@ -71,6 +71,7 @@ int run(const Options& options) {
   return run_ranks(launch, [&](RankContext& rank) {
     const auto context = make_rank_context(choose_device(config.run.device, rank.local_rank),
                                            rank.world_size, config.run.tune_gemm);
+    check_ranks_agree(config, rank.control, launch.collective_timeout_seconds);
     RunConfig resolved = config;
     resolve(resolved, rank.world_size, on_gpu);
     Trainer trainer(std::move(resolved), options.settings, std::move(rank.world), *context, rank.control);

@@ -253,6 +253,29 @@ TEST_F(BadInput, ALossThatIsNotFiniteEndsEveryRank) {
   }
 }
 
+// A launcher may start its ranks on other files or options: no step is made with two learning rates.
+TEST_F(BadInput, RanksWithOtherConfigurationsAreRefused) {
+  if (!has_mpirun()) GTEST_SKIP() << "there is no mpirun";
+  const std::string rank = fmt::format("-n 1 '{}' train {} --set run.device=cpu", TESSERA_PROGRAM,
+                                       path("run.yaml"));
+  const auto ended_with = [&](const std::string& other) {
+    return run_tessera(
+        fmt::format("train {} --set run.device=cpu : {} --set {}", path("run.yaml"), rank, other),
+        "mpirun --allow-run-as-root --oversubscribe -n 1");
+  };
+  for (const char* other : {"optimizer.learning_rate=2e-3", "parallel.tensor=2"}) {
+    const Ended ended = ended_with(other);
+    EXPECT_EQ(ended.code, 2) << ended.output;
+    const std::string key(other, std::string_view(other).find('='));
+    EXPECT_NE(ended.output.find("error: rank 1: [config] rank 1 was started with " + key),
+              std::string::npos)
+        << ended.output;
+    EXPECT_FALSE(fs::exists(folder_ / "run/metrics.jsonl"));
+  }
+  const Ended ended = ended_with("data.cache_dir=" + path("cache2"));
+  EXPECT_EQ(ended.code, 0) << ended.output;
+}
+
 TEST_F(BadInput, InitOffersOnlyWhatIsAccepted) {
   const Ended init = run_tessera("init");
   ASSERT_EQ(init.code, 0) << init.output;
