@@ -254,6 +254,27 @@ void remove_partial_saves(const fs::path& directory) {
   }
 }
 
+void remove_all_saves(const fs::path& directory) {
+  remove_partial_saves(directory);
+  std::vector<std::string> names = names_in(directory);
+  std::erase_if(names, [&](const std::string& name) {
+    std::error_code error;
+    return name != kLatestFile &&
+           !(parse_step_folder_name(name) && fs::is_directory(directory / name, error));
+  });
+  // First what names a save.
+  std::stable_partition(names.begin(), names.end(),
+                        [](const std::string& name) { return name == kLatestFile; });
+  for (const std::string& name : names) {
+    std::error_code error;
+    fs::remove_all(directory / name, error);
+    if (error) {
+      TESSERA_FAIL(ErrorKind::kTransient, "[checkpoint] removing {} failed: {}",
+                   (directory / name).string(), error.message());
+    }
+  }
+}
+
 std::vector<std::int64_t> steps_to_remove(const std::vector<CheckpointInfo>& complete,
                                           std::optional<std::int64_t> latest,
                                           const RetentionPolicy& policy) {

@@ -61,6 +61,10 @@ void publish_checkpoint(const std::filesystem::path& directory, const std::files
 // interrupted. Touches no other names. Nothing may be saving into the folder.
 void remove_partial_saves(const std::filesystem::path& directory);
 
+// Removes every save, complete or not, and `latest`. Touches no other names. Nothing may be saving into
+// the folder.
+void remove_all_saves(const std::filesystem::path& directory);
+
 struct RetentionPolicy {
   int keep_last = 2;             // the newest saves; 0 keeps all
   std::int64_t keep_every = 0;   // and every step divisible by it; 0: none

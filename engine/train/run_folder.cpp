@@ -31,6 +31,21 @@ std::string utc_now() {
 
 RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
+void RunFolder::clear() const {
+  std::error_code error;
+  if (!std::filesystem::exists(path_, error)) return;
+  CHECK_USER(std::filesystem::is_directory(path_, error),
+             "[run] run.dir {} is there and is not a folder; choose another", path_.string());
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "config.yaml", "log.txt", "logs", "tensorboard",
+                           "checkpoints", "exports", "final"}) {
+    std::filesystem::remove_all(path_ / name, error);
+    if (error) {
+      TESSERA_FAIL(ErrorKind::kTransient, "[run] {} cannot be removed: {}", (path_ / name).string(),
+                   error.message());
+    }
+  }
+}
+
 void RunFolder::open(bool tensorboard) {
   std::error_code error;
   std::filesystem::create_directories(path_ / "logs", error);

@@ -50,6 +50,9 @@ class RunFolder {
   std::filesystem::path exports() const { return path_ / "exports"; }
   std::filesystem::path final_model() const { return path_ / "final"; }
 
+  // Rank 0: removes what an earlier run wrote into the folder, and nothing else. kUser if the path is
+  // not a folder, kTransient if something cannot be removed.
+  void clear() const;
   // Rank 0: creates the folder and opens its files for appending, with `tensorboard` an event file too.
   // kTransient if it cannot be written.
   void open(bool tensorboard = false);

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "data/progress_display.h"
 #include "engine/core/log.h"
@@ -225,7 +226,10 @@ void Trainer::start_weights() {
                folder_.path().string());
   }
   // A checkpoint folder that is not to be continued must not be mistaken for this run's later.
-  if (settings_.overwrite && is_first_) std::filesystem::remove_all(folder_.path());
+  if (settings_.overwrite && is_first_) {
+    folder_.clear();
+    remove_all_saves(checkpoint_folder());
+  }
   mesh_.world().barrier();
 
   if (from) {

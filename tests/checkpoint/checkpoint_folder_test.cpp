@@ -178,6 +178,14 @@ TEST(CheckpointFolder, LeftoversGoAndStrangersStay) {
   for (const char* stays : {"notes.txt", "step-000003", "best", "step-12.partial-x"}) {
     EXPECT_TRUE(fs::exists(folder / stays)) << stays;
   }
+
+  remove_all_saves(folder.path());
+  EXPECT_EQ(steps_in(folder.path()), (std::vector<std::int64_t>{}));
+  EXPECT_FALSE(fs::exists(folder / "latest"));
+  for (const char* stays : {"notes.txt", "step-000003", "best", "step-12.partial-x"}) {
+    EXPECT_TRUE(fs::exists(folder / stays)) << stays;
+  }
+  remove_all_saves(folder / "nowhere");
 }
 
 TEST(CheckpointFolder, RetentionKeepsTheNewestAndEverySoManySteps) {

@@ -128,6 +128,27 @@ TEST_F(BadInput, AFolderThatCannotBeMadeEndsAtOnce) {
   expect_error(train("--set run.dir=" + path("file/run")), 4, {"file/run"});
 }
 
+// A slip in run.dir must not cost the user a folder.
+TEST_F(BadInput, OverwriteRemovesOnlyWhatARunWrote) {
+  folder_.write("file", "in the way");
+  expect_error(train("--overwrite --set run.dir=" + path("file")), 2, {path("file"), "not a folder"});
+  EXPECT_EQ(read_file(folder_ / "file"), "in the way");
+
+  // Saves in a folder of their own end with the run, too: a later start would go on from them.
+  const std::string there = "--set checkpoint.dir=" + path("saves");
+  ASSERT_EQ(train(there).code, 0);
+  folder_.write("run/notes.txt", "mine");
+  folder_.write("saves/notes.txt", "mine");
+  ASSERT_EQ(train(there + " --overwrite --set train.max_steps=2").code, 0);
+  EXPECT_EQ(read_file(folder_ / "run/notes.txt"), "mine");
+  EXPECT_EQ(read_file(folder_ / "saves/notes.txt"), "mine");
+  EXPECT_TRUE(fs::exists(folder_ / "saves/step-000002"));
+  EXPECT_FALSE(fs::exists(folder_ / "saves/step-000004"));
+  const Ended again = train(there);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("step-000002"), std::string::npos) << again.output;
+}
+
 // A small tmpfs that fills up: the run reports it, and what was saved before stays usable.
 TEST_F(BadInput, AFullDiskLosesNothingSaved) {
   if (geteuid() != 0) GTEST_SKIP() << "mounting a small disk needs root";
