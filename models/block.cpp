@@ -6,6 +6,20 @@
 #include "kernels/ops.h"
 
 namespace tessera {
+namespace {
+
+// Tokens of this rank that the MLP takes at a time. What it keeps is whole.
+std::int64_t mlp_tokens(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
+                        const ActivationOptions& options, bool trains) {
+  if (trains && options.recompute != Recompute::kFull) return geometry.local_tokens;
+  return Mlp::chunk_tokens(config, tensor_size, geometry, options.mlp_chunk_bytes);
+}
+
+AttentionSaved attention_saved(const BlockSaved& saved) {
+  return {saved.qkv, saved.attended.plain, saved.lse};
+}
+
+}  // namespace
 
 QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size) {
   const std::int64_t q = config.num_attention_heads;
@@ -19,27 +33,24 @@ QkvLayout local_qkv_layout(const ModelConfig& config, int tensor_size) {
   return QkvLayout{q / tensor_size, std::max<std::int64_t>(1, kv / tensor_size), config.head_dim};
 }
 
-std::int64_t local_intermediate_size(const ModelConfig& config, int tensor_size) {
-  const std::int64_t piece = (config.intermediate_size + tensor_size - 1) / tensor_size;
-  return (piece + kFeatureQuantum - 1) / kFeatureQuantum * kFeatureQuantum;
-}
-
 Block::Block(const ModelConfig& config, int layer, int tensor_size, bool sequence_parallel,
              ParamRegistry& registry, QuantRegistry& quant, int bucket) {
   layout_ = local_qkv_layout(config, tensor_size);
-  attention_.heads_q = layout_.heads_q;
-  attention_.heads_kv = layout_.heads_kv;
-  attention_.head_dim = layout_.head_dim;
-  attention_.window = config.sliding_window(layer);
-  attention_.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  AttentionShape shape;
+  shape.heads_q = layout_.heads_q;
+  shape.heads_kv = layout_.heads_kv;
+  shape.head_dim = layout_.head_dim;
+  shape.window = config.sliding_window(layer);
+  shape.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  attention_ = Attention(layout_, shape);
 
   const std::string prefix = fmt::format("model.layers.{}.", layer);
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const auto std = static_cast<float>(config.initializer_range);
   const std::int64_t kv_groups =
       config.num_key_value_heads < tensor_size ? config.num_key_value_heads : 0;
-  const auto linear = [&](std::int64_t in_features, bool bias, std::int64_t quantum = 1) {
-    return LinearOptions{in_features, bias, std, sequence_parallel && tensor_size > 1, quantum};
+  const auto linear = [&](std::int64_t in_features, bool bias) {
+    return LinearOptions{in_features, bias, std, sequence_parallel && tensor_size > 1, 1};
   };
 
   norm1_ = ResidualNorm(registry, bucket, prefix + "input_layernorm", config.hidden_size, eps,
@@ -67,16 +78,11 @@ Block::Block(const ModelConfig& config, int layer, int tensor_size, bool sequenc
                          linear(config.query_size(), config.attention_o_bias));
   norm2_ = ResidualNorm(registry, bucket, prefix + "post_attention_layernorm", config.hidden_size,
                         eps, sequence_parallel);
-  gate_up_ = ColumnParallelLinear(registry, quant, bucket,
-                                  {{prefix + "mlp.gate_proj", config.intermediate_size, 0},
-                                   {prefix + "mlp.up_proj", config.intermediate_size, 0}},
-                                  linear(config.hidden_size, config.mlp_bias, kFeatureQuantum));
-  down_ = RowParallelLinear(registry, quant, bucket, prefix + "mlp.down_proj", config.hidden_size,
-                            linear(config.intermediate_size, config.mlp_bias, kFeatureQuantum));
+  mlp_ = Mlp(config, prefix + "mlp.", tensor_size, sequence_parallel, registry, quant, bucket);
 }
 
 BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& g,
-                             const std::string& name, Recompute recompute, bool trains,
+                             const std::string& name, const ActivationOptions& options, bool trains,
                              const QuantState& quant, Arena& arena, const BlockSaved* first) const {
   const QkvLayout layout = local_qkv_layout(config, tensor_size);
   const std::int64_t hidden = config.hidden_size;
@@ -84,7 +90,7 @@ BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const B
   const auto take = [&](const char* what, DType dtype, Shape shape) {
     return arena.allocate(name + " " + what, dtype, shape, MemoryClass::kActivations);
   };
-  const bool is_repeated = first != nullptr && recompute == Recompute::kSelective;
+  const bool is_repeated = first != nullptr && options.recompute == Recompute::kSelective;
   // The input of `linear`; `shared` is what may hold its plain values, if anything.
   const auto input = [&](const char* what, const auto& linear, Shape shape, const Tensor& shared,
                          GemmOperand BlockSaved::*member) {
@@ -113,15 +119,25 @@ BlockSaved Block::plan_saved(const ModelConfig& config, int tensor_size, const B
   saved.lse = take("lse", g.statistics(), Shape{g.tokens, layout.heads_q});
   saved.middle = take("middle", g.compute, stream);
   saved.rstd2 = take("rstd2", g.statistics(), Shape{g.local_tokens});
+  const ColumnParallelLinear& gate_up = mlp_.input_layer();
+  const RowParallelLinear& down = mlp_.output_layer();
   // Of two quantised norm outputs one is read before the other is written.
-  const bool is_one_norm = first == nullptr && qkv_.is_quantized() && gate_up_.is_quantized() &&
-                           !qkv_.keeps_plain(quant) && !gate_up_.keeps_plain(quant);
-  saved.normed2 = input("normed2", gate_up_, stream,
-                        is_one_norm ? saved.normed1.plain : shared(gate_up_, &BlockSaved::normed2),
+  const bool is_one_norm = first == nullptr && qkv_.is_quantized() && gate_up.is_quantized() &&
+                           !qkv_.keeps_plain(quant) && !gate_up.keeps_plain(quant);
+  const Tensor shared2 = is_one_norm ? saved.normed1.plain : shared(gate_up, &BlockSaved::normed2);
+  const Tensor normed2 = shared2.defined() ? shared2 : take("normed2", g.compute, stream);
+  // The MLP makes its copies of a chunk of its input at a time.
+  const std::int64_t chunk = mlp_tokens(config, tensor_size, g, options, trains);
+  saved.normed2 = input("normed2", gate_up, Shape{chunk, hidden}, normed2.row_slice(0, chunk),
                         &BlockSaved::normed2);
-  saved.gate_up = take("gate_up", g.compute, Shape{g.tokens, 2 * ffn});
-  saved.act =
-      input("act", down_, Shape{g.tokens, ffn}, shared(down_, &BlockSaved::act), &BlockSaved::act);
+  saved.normed2.plain = normed2;
+  const std::int64_t rows = chunk * (g.tokens / g.local_tokens);
+  saved.mlp.gate_up = take("gate_up", g.compute, Shape{rows, 2 * ffn});
+  const Tensor act = is_repeated || (first != nullptr && down.is_quantized())
+                         ? first->mlp.act.plain
+                         : take("act", g.compute, Shape{rows, ffn});
+  saved.mlp.act = is_repeated ? down.input(act, first->mlp.act, quant)
+                              : down.plan_input(act, name + " act", quant, trains, arena);
   return saved;
 }
 
@@ -129,13 +145,13 @@ BlockSaved Block::share_saved(const BlockSaved& other, const QuantState& quant) 
   BlockSaved saved = other;
   saved.normed1 = qkv_.input(other.normed1.plain, other.normed1, quant);
   saved.attended = o_.input(other.attended.plain, other.attended, quant);
-  saved.normed2 = gate_up_.input(other.normed2.plain, other.normed2, quant);
-  saved.act = down_.input(other.act.plain, other.act, quant);
+  saved.normed2 = mlp_.input_layer().input(other.normed2.plain, other.normed2, quant);
+  saved.mlp.act = mlp_.output_layer().input(other.mlp.act.plain, other.mlp.act, quant);
   return saved;
 }
 
 BlockWork Block::plan_work(const ModelConfig& config, int tensor_size, const BatchGeometry& g,
-                           Arena& arena) {
+                           const ActivationOptions& options, bool trains, Arena& arena) {
   const QkvLayout layout = local_qkv_layout(config, tensor_size);
   const auto take = [&](const char* what, Shape shape) {
     return arena.allocate(std::string("work ") + what, g.compute, shape, MemoryClass::kActivations);
@@ -143,24 +159,12 @@ BlockWork Block::plan_work(const ModelConfig& config, int tensor_size, const Bat
   BlockWork work;
   work.delta = take("delta", Shape{g.local_tokens, config.hidden_size});
   work.dnormed = take("dnormed", Shape{g.local_tokens, config.hidden_size});
-  work.dact = take("dact", Shape{g.tokens, local_intermediate_size(config, tensor_size)});
+  const std::int64_t chunk = mlp_tokens(config, tensor_size, g, options, trains);
+  work.dact = take("dact", Shape{chunk * (g.tokens / g.local_tokens),
+                                 local_intermediate_size(config, tensor_size)});
   work.dattended = take("dattended", Shape{g.tokens, layout.q_cols()});
   work.dqkv = take("dqkv", Shape{g.tokens, layout.cols()});
   return work;
-}
-
-AttentionForward Block::attention_args(const BlockSaved& saved, const TokenContext& tokens) const {
-  AttentionForward args;
-  args.q = saved.qkv.col_slice(0, layout_.q_cols());
-  args.k = saved.qkv.col_slice(layout_.q_cols(), layout_.kv_cols());
-  args.v = saved.qkv.col_slice(layout_.q_cols() + layout_.kv_cols(), layout_.kv_cols());
-  args.out = saved.attended.plain;
-  args.lse = saved.lse;
-  args.cu_q = tokens.documents;
-  args.cu_k = tokens.documents;
-  args.shape = attention_;
-  args.shape.max_length = tokens.cos.rows();
-  return args;
 }
 
 void Block::project_qkv(const Residual& residual, const BlockSaved& saved,
@@ -185,21 +189,19 @@ void Block::project_qkv(const Residual& residual, const BlockSaved& saved,
   qkv_rope_forward(rope, context.stream);
 }
 
-void Block::mlp_inner(const BlockSaved& saved, const BlockWork& work, LayerContext& context) const {
+void Block::project_attended(const BlockSaved& saved, const BlockWork& work,
+                             LayerContext& context) const {
   measure(saved.attended, context);
   o_.forward(saved.attended, work.delta, context);
   norm2_.forward(saved.input, work.delta, saved.middle, saved.normed2, saved.rstd2, context);
-  gate_up_.forward(saved.normed2, saved.gate_up, context);
-  swiglu_forward(SwiGluForward{saved.gate_up, saved.act.plain, amax_to_record(saved.act, context)},
-                 context.stream);
 }
 
 void Block::forward(Residual& residual, const BlockSaved& saved, const BlockWork& work,
                     const TokenContext& tokens, LayerContext& context) const {
   project_qkv(residual, saved, tokens, context);
-  attention_forward(attention_args(saved, tokens), context.stream);
-  mlp_inner(saved, work, context);
-  down_.forward(saved.act, work.delta, context);
+  attention_.forward(attention_saved(saved), tokens, context);
+  project_attended(saved, work, context);
+  mlp_.forward(saved.normed2, saved.mlp, work.delta, context);
   residual = Residual{saved.middle, work.delta};
 }
 
@@ -211,45 +213,23 @@ void Block::backward(const Tensor& d, const Tensor& input_amax, const BlockSaved
   again.keeps_inputs = true;
   if (recompute == Recompute::kFull) {
     project_qkv(Residual{saved.input, Tensor{}}, saved, tokens, again);
-    attention_forward(attention_args(saved, tokens), context.stream);
-    mlp_inner(saved, work, again);
-    down_.keep_input(saved.act, again);
+    attention_.forward(attention_saved(saved), tokens, context);
+    project_attended(saved, work, again);
   } else if (recompute == Recompute::kSelective) {
-    swiglu_forward(SwiGluForward{saved.gate_up, saved.act.plain}, context.stream);
-    down_.keep_input(saved.act, again);
     norm2_.recompute(saved.middle, saved.normed2, again);
-    gate_up_.keep_input(saved.normed2, again);
+    mlp_.input_layer().keep_input(saved.normed2, again);
     o_.keep_input(saved.attended, again);
     norm1_.recompute(saved.input, saved.normed1, again);
     qkv_.keep_input(saved.normed1, again);
   }
 
-  const GemmOperand doutput = down_.output_gradient(d, context);
-  down_.backward(saved.act, doutput, work.dact, context);
-  const GemmOperand dgate_up = gate_up_.output_gradient(saved.gate_up, context);
-  swiglu_backward(SwiGluBackward{work.dact, saved.gate_up, saved.gate_up, dgate_up.amax},
-                  context.stream);
-  gate_up_.backward(saved.normed2, dgate_up, work.dnormed, context);
+  const GemmOperand doutput = mlp_.output_layer().output_gradient(d, context);
+  mlp_.backward(saved.normed2, doutput, saved.mlp, work.dact, work.dnormed, recompute, context);
   const GemmOperand dmiddle = o_.output_gradient(d, context);
   norm2_.backward(work.dnormed, saved.middle, saved.rstd2, d, true, dmiddle.amax, context);
 
   o_.backward(saved.attended, dmiddle, work.dattended, context);
-  const AttentionForward forward_args = attention_args(saved, tokens);
-  AttentionBackward attention;
-  attention.dout = work.dattended;
-  attention.q = forward_args.q;
-  attention.k = forward_args.k;
-  attention.v = forward_args.v;
-  attention.out = forward_args.out;
-  attention.lse = forward_args.lse;
-  attention.dq = work.dqkv.col_slice(0, layout_.q_cols());
-  attention.dk = work.dqkv.col_slice(layout_.q_cols(), layout_.kv_cols());
-  attention.dv = work.dqkv.col_slice(layout_.q_cols() + layout_.kv_cols(), layout_.kv_cols());
-  attention.cu_q = tokens.documents;
-  attention.cu_k = tokens.documents;
-  attention.shape = forward_args.shape;
-  attention.deterministic = context.deterministic;
-  attention_backward(attention, context.stream);
+  attention_.backward(work.dattended, attention_saved(saved), work.dqkv, tokens, context);
 
   QkvRopeBackward rope;
   rope.d = work.dqkv;
@@ -280,7 +260,7 @@ void Block::decode(Residual& residual, const BlockSaved& saved, const BlockWork&
                    const TokenContext& tokens, const LayerCache& cache, std::int64_t cached,
                    const Tensor& keys, LayerContext& context) const {
   project_qkv(residual, saved, tokens, context);
-  AttentionForward args = attention_args(saved, tokens);
+  AttentionForward args = attention_.arguments(attention_saved(saved), tokens);
   const std::int64_t count = args.k.rows();
   scale(Scale{args.k, cache.k.row_slice(cached, count)}, context.stream);
   scale(Scale{args.v, cache.v.row_slice(cached, count)}, context.stream);
@@ -289,8 +269,8 @@ void Block::decode(Residual& residual, const BlockSaved& saved, const BlockWork&
   args.cu_k = keys;
   args.lse = Tensor{};
   attention_forward(args, context.stream);
-  mlp_inner(saved, work, context);
-  down_.forward(saved.act, work.delta, context);
+  project_attended(saved, work, context);
+  mlp_.forward(saved.normed2, saved.mlp, work.delta, context);
   residual = Residual{saved.middle, work.delta};
 }
 

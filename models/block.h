@@ -7,22 +7,16 @@
 #include <string>
 
 #include "engine/memory/arena.h"
-#include "kernels/attention.h"
 #include "kernels/rope.h"
+#include "models/attention.h"
 #include "models/config.h"
 #include "models/geometry.h"
 #include "models/linear.h"
+#include "models/mlp.h"
 #include "models/norm.h"
+#include "models/recompute.h"
 
 namespace tessera {
-
-// How much of a block's forward is repeated in its backward to save memory.
-enum class Recompute : unsigned char {
-  kNone,       // everything is kept
-  kSelective,  // norm outputs and the SwiGLU output are recomputed: cheap passes, a third of the
-               // bytes
-  kFull,       // only the block's input is kept
-};
 
 // The residual stream between blocks: its value is x + delta (x alone before the first block). The
 // sum is taken by the next norm, which reads both anyway.
@@ -45,25 +39,16 @@ struct BlockSaved {
   Tensor middle;         // [t, H] residual stream after attention
   Tensor rstd2;          // [t]
   GemmOperand normed2;   // [t, H]
-  Tensor gate_up;        // [T, 2F]
-  GemmOperand act;       // [T, F]
+  MlpSaved mlp;
 };
 
 // Buffers that all blocks of a rank share, one after another.
 struct BlockWork {
   Tensor delta;      // [t, H] pending addition to the residual stream
   Tensor dnormed;    // [t, H]
-  Tensor dact;       // [T, F]
+  Tensor dact;       // [C, F] of as many tokens as MlpSaved has room for
   Tensor dattended;  // [T, heads_q * head_dim]
   Tensor dqkv;       // [T, Q]
-};
-
-// What is common to the tokens of a micro-batch.
-struct TokenContext {
-  Tensor positions;  // [T] int32
-  Tensor documents;  // [max_documents + 1] int32 cumulative lengths
-  Tensor cos;        // [max position, rotary_dim / 2]
-  Tensor sin;
 };
 
 // Keys and values of the tokens generated so far, of one layer. Row i is token i.
@@ -81,12 +66,13 @@ class Block {
   // this is another; what need not be kept per block lies in its tensors. That is what a selective
   // recompute repeats, and the plain values of quantised inputs.
   BlockSaved plan_saved(const ModelConfig& config, int tensor_size, const BatchGeometry& geometry,
-                        const std::string& name, Recompute recompute, bool trains,
+                        const std::string& name, const ActivationOptions& options, bool trains,
                         const QuantState& quant, Arena& arena, const BlockSaved* first) const;
   // `other`, another block's tensors, with the amaxes and scales of this block.
   BlockSaved share_saved(const BlockSaved& other, const QuantState& quant) const;
   static BlockWork plan_work(const ModelConfig& config, int tensor_size,
-                             const BatchGeometry& geometry, Arena& arena);
+                             const BatchGeometry& geometry, const ActivationOptions& options,
+                             bool trains, Arena& arena);
 
   // Advances `residual` by this block; fills `saved`.
   void forward(Residual& residual, const BlockSaved& saved, const BlockWork& work,
@@ -99,7 +85,7 @@ class Block {
                 LayerContext& context) const;
   // Undefined where nothing is quantised by it.
   Tensor output_gradient_amax(const QuantState& quant) const {
-    return down_.output_gradient_amax(quant);
+    return mlp_.output_layer().output_gradient_amax(quant);
   }
   // Forward without a backward: the keys and values of the new tokens are appended to `cache`
   // behind its first `cached` rows, and `keys` bounds all of them (documents bounds the new
@@ -111,12 +97,12 @@ class Block {
  private:
   void project_qkv(const Residual& residual, const BlockSaved& saved, const TokenContext& tokens,
                    LayerContext& context) const;
-  // From the attention's output to the input of the last projection.
-  void mlp_inner(const BlockSaved& saved, const BlockWork& work, LayerContext& context) const;
-  AttentionForward attention_args(const BlockSaved& saved, const TokenContext& tokens) const;
+  // From the attention's output to the input of the MLP.
+  void project_attended(const BlockSaved& saved, const BlockWork& work,
+                        LayerContext& context) const;
 
   QkvLayout layout_;
-  AttentionShape attention_;
+  Attention attention_;
   ResidualNorm norm1_;
   ColumnParallelLinear qkv_;
   ParamId q_norm_;
@@ -124,12 +110,8 @@ class Block {
   float qk_eps_ = 1e-6f;
   RowParallelLinear o_;
   ResidualNorm norm2_;
-  ColumnParallelLinear gate_up_;
-  RowParallelLinear down_;
+  Mlp mlp_;
 };
-
-// MLP features of a rank, padding included.
-std::int64_t local_intermediate_size(const ModelConfig& config, int tensor_size);
 
 // How a model's heads are spread over tp: query heads equally; key/value heads equally, or one per
 // group of ranks where there are fewer than tp. kUser, naming the three numbers, where neither

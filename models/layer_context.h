@@ -4,6 +4,7 @@
 #include "engine/device/stream.h"
 #include "models/quant_state.h"
 #include "parallel/communicator.h"
+#include "parallel/overlap.h"
 #include "parallel/param_store.h"
 #include "parallel/param_sync.h"
 
@@ -14,6 +15,7 @@ struct LayerContext {
   ParamSync& sync;  // weights are read under a lease of their bucket; gradients are opened first
   QuantState& quant;
   Communicator& tensor;         // tensor-parallel group
+  Overlap& overlap;             // its exchanges under sequence parallelism
   Communicator& context_ranks;  // context-parallel group: shares the tokens of a micro-batch
   Stream& stream;               // compute
   bool sequence_parallel;       // activations between blocks are [tokens / tp, hidden]

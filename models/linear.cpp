@@ -15,6 +15,11 @@ std::int64_t whole_rows(const Tensor& piece, const LayerContext& context) {
   return piece.rows() * context.tensor.size();
 }
 
+// Of a tensor of all ranks' rows, those of the rank whose rows `piece` holds.
+Tensor rows_of(const Tensor& whole, int rank, const Tensor& piece) {
+  return whole.row_slice(rank * piece.rows(), piece.rows());
+}
+
 // The copies that an operand has only while a product reads them lie in scratch; a plain operand
 // gets none.
 
@@ -42,8 +47,11 @@ class ScratchCopy {
 class ScratchRow {
  public:
   ScratchRow(const GemmOperand& source, DType format, LayerContext& context)
-      : operand_(source), row_(source, source.is_quantized(), format, source.plain.shape, context) {
-    if (source.is_quantized()) {
+      : ScratchRow(source, source.is_quantized(), format, context) {}
+  // No row copy where `is_needed` does not hold.
+  ScratchRow(const GemmOperand& source, bool is_needed, DType format, LayerContext& context)
+      : operand_(source), row_(source, is_needed, format, source.plain.shape, context) {
+    if (is_needed) {
       operand_.row = row_.copy();
       operand_.row_scale = row_.scale();
     }
@@ -86,21 +94,42 @@ class ScratchCopies {
   ScratchColumn column_;
 };
 
+// Some rows of an operand, as a product along its columns reads them: with scales of blocks cast
+// here, since those of a row copy lie column by column and cannot be cut.
+class RowsOfOperand {
+ public:
+  RowsOfOperand(const GemmOperand& rows, DType format, LayerContext& context)
+      : row_(rows, rows.has_block_scales(), format, context) {
+    if (rows.has_block_scales()) quantize(row_.operand(), context.stream);
+  }
+  const GemmOperand& operand() const { return row_.operand(); }
+
+ private:
+  ScratchRow row_;
+};
+
 // The pieces [T / tp, n] of all ranks as one operand [T, n]: its row copy where a quantised one has
 // one scale on all ranks (agree_on_amax), else plain: both copies with scales of blocks are cast
 // from the whole.
 class Gathered {
  public:
   Gathered(const GemmOperand& piece, LayerContext& context)
-      : whole_(context.stream, payload(piece).dtype,
-               Shape{whole_rows(payload(piece), context), payload(piece).cols()}) {
-    context.tensor.all_gather(payload(piece), *whole_, context.stream);
-    operand_.amax = piece.amax;
-    operand_.scale = piece.scale;
-    operand_.mode = piece.mode;
-    (gathers_rows(piece) ? operand_.row : operand_.plain) = *whole_;
+      : piece_(piece),
+        whole_(context.stream, payload(piece).dtype,
+               Shape{whole_rows(payload(piece), context), payload(piece).cols()}) {}
+
+  // Gathers; product(rank, rows) enqueues what is computed of each rank's rows, once they are here.
+  template <typename Product>
+  void multiply(DType format, LayerContext& context, Product&& product) const {
+    context.overlap.gather_gemm(payload(piece_), *whole_, [&](int rank, const Tensor& rows) {
+      const RowsOfOperand operand(operand_of(rows), format, context);
+      product(rank, operand.operand());
+    });
   }
-  const GemmOperand& operand() const { return operand_; }
+  // Gathers behind what the compute stream is given between the two.
+  void start(LayerContext& context) const { context.overlap.start_gather(payload(piece_), *whole_); }
+  void finish(LayerContext& context) const { context.overlap.finish_gather(); }
+  GemmOperand operand() const { return operand_of(*whole_); }
 
  private:
   static bool gathers_rows(const GemmOperand& piece) {
@@ -109,8 +138,17 @@ class Gathered {
   static const Tensor& payload(const GemmOperand& piece) {
     return gathers_rows(piece) ? piece.row : piece.plain;
   }
+  GemmOperand operand_of(const Tensor& rows) const {
+    GemmOperand operand;
+    operand.amax = piece_.amax;
+    operand.scale = piece_.scale;
+    operand.mode = piece_.mode;
+    (gathers_rows(piece_) ? operand.row : operand.plain) = rows;
+    return operand;
+  }
+
+  GemmOperand piece_;
   ScratchTensor whole_;
-  GemmOperand operand_;
 };
 
 // Adds the column copy to an operand whose rows were gathered: the same bytes transposed.
@@ -271,10 +309,9 @@ void ColumnParallelLinear::forward(const GemmOperand& x, const Tensor& y,
   agree_on_amax(x, context);
   keep_input(x, context);
   const Gathered whole(x, context);
-  if (!x.has_block_scales()) return local_.forward(whole.operand(), y, true, context);
-  const ScratchRow row(whole.operand(), context.quant.recipe().forward, context);
-  quantize(row.operand(), context.stream);
-  local_.forward(row.operand(), y, true, context);
+  whole.multiply(context.quant.recipe().forward, context, [&](int rank, const GemmOperand& rows) {
+    local_.forward(rows, y.row_slice(rank * x.plain.rows(), x.plain.rows()), true, context);
+  });
 }
 
 void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, const Tensor& dx,
@@ -288,17 +325,26 @@ void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy,
     local_.backward_weight(x, gradient.operand(), context);
     return;
   }
+  // x arrives behind the product for dx, which leaves behind the one for the weights.
   const Gathered x_whole(x, context);
+  x_whole.start(context);
   const ScratchTensor dx_whole(context.stream, dx.dtype, Shape{whole_rows(dx, context), dx.cols()});
   local_.backward_input(gradient.operand(), *dx_whole, context);
-  context.tensor.reduce_scatter(*dx_whole, dx, ReduceOp::kSum, context.stream);
-  if (x.has_block_scales()) {
-    const ScratchColumn x_columns(x_whole.operand(), context.quant.recipe().forward, context);
-    quantize(x_columns.operand(), context.stream);
-    return local_.backward_weight(x_columns.operand(), gradient.operand(), context);
+  context.overlap.start_scatter(*dx_whole, dx);
+  x_whole.finish(context);
+  backward_weight(x_whole.operand(), gradient.operand(), context);
+  context.overlap.finish_scatter();
+}
+
+void ColumnParallelLinear::backward_weight(const GemmOperand& x_whole, const GemmOperand& dy,
+                                           LayerContext& context) const {
+  if (x_whole.has_block_scales()) {
+    const ScratchColumn columns(x_whole, context.quant.recipe().forward, context);
+    quantize(columns.operand(), context.stream);
+    return local_.backward_weight(columns.operand(), dy, context);
   }
-  const Transposed x_columns(x_whole.operand(), context);
-  local_.backward_weight(x_columns.operand(), gradient.operand(), context);
+  const Transposed columns(x_whole, context);
+  local_.backward_weight(columns.operand(), dy, context);
 }
 
 RowParallelLinear::RowParallelLinear(ParamRegistry& registry, QuantRegistry& quant, int bucket,
@@ -334,16 +380,24 @@ GemmOperand RowParallelLinear::plan_input(const Tensor& x, const std::string& na
 void RowParallelLinear::forward(const GemmOperand& x, const Tensor& y,
                                 LayerContext& context) const {
   const bool adds_bias = context.tensor.rank() == 0;  // the sum over tp counts it once
-  const ScratchRow row(x, context.quant.recipe().forward, context);
-  quantize(row.operand(), context.stream);
+  const DType format = context.quant.recipe().forward;
   if (!is_split(context)) {
+    const ScratchRow row(x, format, context);
+    quantize(row.operand(), context.stream);
     local_.forward(row.operand(), y, adds_bias, context);
     context.tensor.all_reduce(y, ReduceOp::kSum, context.stream);
     return;
   }
-  const ScratchTensor whole(context.stream, y.dtype, Shape{whole_rows(y, context), y.cols()});
-  local_.forward(row.operand(), *whole, adds_bias, context);
-  context.tensor.reduce_scatter(*whole, y, ReduceOp::kSum, context.stream);
+  const ScratchRow row(x, x.is_quantized() && !x.has_block_scales(), format, context);
+  quantize(row.operand(), context.stream);
+  context.overlap.gemm_scatter(y, [&](int rank, const Tensor& summand) {
+    GemmOperand rows = row.operand();
+    rows.column = rows.column_scale = Tensor{};
+    rows.plain = rows_of(rows.plain, rank, summand);
+    if (rows.row.defined()) rows.row = rows_of(rows.row, rank, summand);
+    const RowsOfOperand operand(rows, format, context);
+    local_.forward(operand.operand(), summand, adds_bias, context);
+  });
 }
 
 void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, const Tensor& dx,
@@ -356,19 +410,19 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
     local_.backward_weight(x, gradient.operand(), context);
     return;
   }
-  if (dy.has_block_scales()) {
-    const Gathered whole(dy, context);
-    const ScratchCopies gradient(whole.operand(), context.quant.recipe().gradient, context);
-    quantize(gradient.operand(), context.stream);
-    local_.backward_input(gradient.operand(), dx, context);
-    local_.backward_weight(x, gradient.operand(), context);
-    return;
-  }
+  const DType format = context.quant.recipe().gradient;
   agree_on_amax(dy, context);
-  const ScratchRow piece(dy, context.quant.recipe().gradient, context);
+  const ScratchRow piece(dy, dy.is_quantized() && !dy.has_block_scales(), format, context);
   quantize(piece.operand(), context.stream);
   const Gathered whole(piece.operand(), context);
-  local_.backward_input(whole.operand(), dx, context);
+  whole.multiply(format, context, [&](int rank, const GemmOperand& rows) {
+    local_.backward_input(rows, dx.row_slice(rank * dy.plain.rows(), dy.plain.rows()), context);
+  });
+  if (dy.has_block_scales()) {
+    const ScratchColumn columns(whole.operand(), format, context);
+    quantize(columns.operand(), context.stream);
+    return local_.backward_weight(x, columns.operand(), context);
+  }
   const Transposed columns(whole.operand(), context);
   local_.backward_weight(x, columns.operand(), context);
 }

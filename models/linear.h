@@ -4,7 +4,7 @@
 //              forward                               backward
 //   column     x -> [gather] -> GEMM                 dx: GEMM -> all-reduce [reduce-scatter]
 //   row        GEMM -> all-reduce [reduce-scatter]   dy -> [gather] -> GEMM
-// with [ ] under sequence parallelism.
+// with [ ] under sequence parallelism, where exchanges run behind the products: parallel/overlap.h.
 #pragma once
 
 #include <cstdint>
@@ -118,6 +118,10 @@ class ColumnParallelLinear : public ParallelLinear {
                 LayerContext& context) const;
 
  private:
+  // From the gathered input.
+  void backward_weight(const GemmOperand& x_whole, const GemmOperand& dy,
+                       LayerContext& context) const;
+
   bool splits_tokens_ = false;  // x and dx are pieces [T / tp, in]
 };
 

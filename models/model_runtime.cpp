@@ -1,8 +1,21 @@
 #include "models/model_runtime.h"
 
+#include <numeric>
+
 #include "kernels/step_control.h"
+#include "parallel/context_split.h"
 
 namespace tessera {
+namespace {
+
+std::unique_ptr<Stream> copy_stream(BackendContext& context, const RuntimeOptions& options,
+                                    const char* name) {
+  const bool copies = options.offloads_inputs || options.params.offloads_masters ||
+                      options.params.offloads_moments;
+  return copies && options.overlap && options.params.trains ? context.make_stream(name) : nullptr;
+}
+
+}  // namespace
 
 ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
                            const ModelConfig& config, const RuntimeOptions& options,
@@ -14,8 +27,14 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
       communication_(options.overlap ? context.make_stream("communication") : nullptr),
       transfer_(options.overlap && mesh.shape().pipeline > 1 ? context.make_stream("pipeline")
                                                              : nullptr),
+      exchange_(options.overlap && options.sequence_parallel && mesh.shape().tensor > 1
+                    ? context.make_stream("tensor exchange")
+                    : nullptr),
+      copies_in_(copy_stream(context, options, "copies in")),
+      copies_out_(copy_stream(context, options, "copies out")),
       compute_scratch_(std::make_unique<ScratchStack>(*compute_, memory.compute_scratch)),
       arena_(context, memory.arena),
+      host_arena_(context, memory.host, MemoryKind::kPinnedHost),
       model_(config, mesh.tensor().size(), options.sequence_parallel, options.recipe,
              stage_pieces(config, mesh.shape().pipeline, options.pipeline.chunks,
                           mesh.coordinate().pipeline, options.geometry.max_length)) {
@@ -25,11 +44,23 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
     communication_scratch_ =
         std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
   }
-  params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, options.params, arena_);
+  params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, options.params, arena_,
+                                         &host_arena_);
   sync_ = std::make_unique<ParamSync>(*params_, *compute_,
                                       communication_ ? *communication_ : *compute_);
+  overlap_ =
+      std::make_unique<Overlap>(mesh.tensor(), *compute_, exchange_ ? *exchange_ : *compute_);
   quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_);
-  model_.plan(options.geometry, options.recompute, options.params.trains, buffers, *quant_, arena_);
+  states_ = std::make_unique<StateOffload>(*params_, *compute_,
+                                           copies_in_ ? *copies_in_ : *compute_,
+                                           copies_out_ ? *copies_out_ : *compute_, arena_);
+  if (options.offloads_inputs) {
+    inputs_ = std::make_unique<InputOffload>(*compute_, copies_out_ ? *copies_out_ : *compute_);
+  }
+  const ActivationOptions activations{options.recompute, options.mlp_chunk_bytes,
+                                      options.offloads_inputs};
+  model_.plan(options.geometry, activations, options.params.trains, buffers, *quant_, arena_,
+              inputs_.get(), &host_arena_);
   const int batches = options.params.trains ? buffers.batches : 1;
   for (int i = 0; i < batches; ++i) batches_.push_back(plan_batch(options.geometry, arena_));
   runner_ = std::make_unique<PipelineRunner>(model_, mesh.pipeline(), *compute_,
@@ -40,12 +71,22 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
   totals_ = scalar("totals", DType::kF64, 2);
   sum_of_squares_ = scalar("sum of squares", DType::kF64, 1);
   control_ = scalar("step control", DType::kU8, sizeof(StepControl));
-  nll_ = scalar("token losses", options.geometry.statistics(), options.geometry.tokens);
+  nll_ = scalar("token losses", options.geometry.statistics(),
+                options.geometry.tokens * mesh.context().size());
   if (context.device().kind == DeviceKind::kMeta) return;
   params_->initialize(*compute_);
+  states_->initialize(*compute_);
   model_.initialize(*compute_);
   compute_->set_zero(control_.data, control_.bytes());
   compute_->synchronize();
+}
+
+MomentImage* ModelRuntime::moment_image(bool makes) {
+  const ParamStoreOptions& params = options_.params;
+  if (makes && moment_image_ == nullptr && params.trains && params.moments == DType::kU8) {
+    moment_image_ = std::make_unique<MomentImage>(*params_);
+  }
+  return moment_image_.get();
 }
 
 LayerContext ModelRuntime::layer_context() {
@@ -53,6 +94,8 @@ LayerContext ModelRuntime::layer_context() {
                       *sync_,
                       *quant_,
                       mesh_->tensor(),
+                      *overlap_,
+                      mesh_->context(),
                       *compute_,
                       options_.sequence_parallel,
                       options_.deterministic};
@@ -65,7 +108,11 @@ void ModelRuntime::run_micro_batches(int count, const PipelineRunner::Load& load
 
 void ModelRuntime::evaluate(bool wants_nll) {
   LayerContext context = layer_context();
-  runner_->evaluate(batch(), loss_sum(), wants_nll ? nll_ : Tensor{}, context);
+  Communicator& group = mesh_->context();
+  const std::int64_t tokens = options_.geometry.tokens;
+  const Tensor own = nll_.flat_slice(group.rank() * tokens, tokens);
+  runner_->evaluate(batch(), loss_sum(), wants_nll ? own : Tensor{}, context);
+  if (wants_nll) group.all_gather(own, nll_, *compute_);
 }
 
 void ModelRuntime::sum_totals() {
@@ -82,7 +129,8 @@ PipelineShape pipeline_shape(const MeshShape& mesh, const PipelineOptions& optio
 
 RuntimeMemory ModelRuntime::memory() const {
   return RuntimeMemory{arena_.plan(), arena_.used(), compute_scratch_->high_water(),
-                       communication_scratch_ ? communication_scratch_->high_water() : 0};
+                       communication_scratch_ ? communication_scratch_->high_water() : 0,
+                       host_arena_.plan(), host_arena_.used()};
 }
 
 RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape, int rank,
@@ -99,11 +147,14 @@ RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape
 
 BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
                              std::int64_t max_documents, DType compute, int tensor_size,
-                             bool sequence_parallel) {
+                             bool sequence_parallel, int context_size) {
   BatchGeometry geometry;
-  const std::int64_t tokens = rows * sequence_length;
-  geometry.tokens =
-      sequence_parallel ? (tokens + tensor_size - 1) / tensor_size * tensor_size : tokens;
+  // Padding makes the pieces equal: those of context parallelism, then those between blocks.
+  const std::int64_t quantum = std::lcm(context_size > 1 ? ContextSplit::kPieces : 1,
+                                        sequence_parallel ? tensor_size : 1);
+  const std::int64_t share = (rows * sequence_length + context_size - 1) / context_size;
+  geometry.tokens = (share + quantum - 1) / quantum * quantum;
+  geometry.context_ranks = context_size;
   geometry.local_tokens = sequence_parallel ? geometry.tokens / tensor_size : geometry.tokens;
   geometry.max_documents = max_documents;
   geometry.max_length = sequence_length;

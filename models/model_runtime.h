@@ -8,11 +8,13 @@
 
 #include "engine/memory/arena.h"
 #include "engine/memory/scratch.h"
+#include "models/moment_image.h"
 #include "models/pipeline_runner.h"
 #include "models/transformer.h"
 #include "parallel/mesh.h"
 #include "parallel/param_store.h"
 #include "parallel/param_sync.h"
+#include "parallel/state_offload.h"
 
 namespace tessera {
 
@@ -27,11 +29,13 @@ struct RuntimeOptions {
   BatchGeometry geometry;
   PipelineOptions pipeline;
   Recompute recompute = Recompute::kNone;
+  std::int64_t mlp_chunk_bytes = kMlpChunkBytes;  // see ActivationOptions
+  bool offloads_inputs = false;                   // under Recompute::kFull alone
   ParamStoreOptions params;
   QuantRecipe recipe;
   bool sequence_parallel = false;
   bool deterministic = true;
-  bool overlap = true;  // streams of their own for data-parallel and pipeline communication
+  bool overlap = true;  // streams of their own for communication and copies to and from the host
 };
 
 // What a rank allocates: everything planned, and the high-water mark of each stream's temporaries.
@@ -40,6 +44,9 @@ struct RuntimeMemory {
   std::size_t arena = 0;
   std::size_t compute_scratch = 0;
   std::size_t communication_scratch = 0;
+  MemoryPlan host_plan;  // what is offloaded, in page-locked host memory
+  std::size_t host = 0;
+  // On the device.
   std::size_t total() const { return arena + compute_scratch + communication_scratch; }
 };
 
@@ -52,6 +59,11 @@ class ModelRuntime {
   Transformer& model() { return model_; }
   ParamStore& params() { return *params_; }
   ParamSync& sync() { return *sync_; }
+  StateOffload& states() { return *states_; }
+  // The form in which checkpoints hold 8-bit moments, made at the first call that asks for it (its
+  // host memory is kept from save to save); null while it is not, or where moments have other
+  // formats.
+  MomentImage* moment_image(bool makes = false);
   Stream& compute() { return *compute_; }
   BackendContext& context() { return *context_; }
   const ProcessMesh& mesh() const { return *mesh_; }
@@ -62,7 +74,8 @@ class ModelRuntime {
   const Tensor& totals() const { return totals_; }  // [2] fp64: summed loss, denominator
   const Tensor& sum_of_squares() const { return sum_of_squares_; }  // [1] fp64
   const Tensor& control() const { return control_; }                // u8: one StepControl
-  const Tensor& nll() const { return nll_; }                        // [T] loss of each token
+  // Loss of each token, [T] of every context-parallel rank, one behind the other.
+  const Tensor& nll() const { return nll_; }
   Tensor loss_sum() const { return totals_.flat_slice(0, 1); }
 
   LayerContext layer_context();
@@ -85,12 +98,21 @@ class ModelRuntime {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
   std::unique_ptr<Stream> transfer_;  // of pipeline messages; null where computation's is used
+  std::unique_ptr<Stream> exchange_;  // of tensor parallelism; null where computation's is used
+  // Of copies from and to host memory; null where nothing is offloaded or computation's is used.
+  std::unique_ptr<Stream> copies_in_;
+  std::unique_ptr<Stream> copies_out_;
   std::unique_ptr<ScratchStack> compute_scratch_;
   std::unique_ptr<ScratchStack> communication_scratch_;
   Arena arena_;
+  Arena host_arena_;
   Transformer model_;
   std::unique_ptr<ParamStore> params_;
   std::unique_ptr<ParamSync> sync_;
+  std::unique_ptr<Overlap> overlap_;
+  std::unique_ptr<StateOffload> states_;
+  std::unique_ptr<InputOffload> inputs_;
+  std::unique_ptr<MomentImage> moment_image_;
   std::unique_ptr<QuantState> quant_;
   std::vector<DeviceBatch> batches_;
   std::unique_ptr<PipelineRunner> runner_;
@@ -110,9 +132,9 @@ RuntimeMemory measure_runtime(const Capabilities& target, const MeshShape& shape
                               const std::function<void(ModelRuntime&)>& dry_run);
 
 // The geometry of micro-batches of rows x sequence_length tokens in documents of at most that
-// length.
+// length, shared over `context_size` ranks.
 BatchGeometry batch_geometry(std::int64_t rows, std::int64_t sequence_length,
                              std::int64_t max_documents, DType compute, int tensor_size,
-                             bool sequence_parallel);
+                             bool sequence_parallel, int context_size = 1);
 
 }  // namespace tessera

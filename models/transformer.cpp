@@ -6,6 +6,7 @@
 #include "kernels/ops.h"
 #include "models/hf/names.h"
 #include "models/rope.h"
+#include "parallel/context_split.h"
 
 namespace tessera {
 
@@ -14,9 +15,18 @@ DeviceBatch plan_batch(const BatchGeometry& g, Arena& arena) {
     return arena.allocate(std::string("batch ") + what, DType::kI32, Shape{count},
                           MemoryClass::kInput);
   };
-  return DeviceBatch{take("tokens", g.tokens), take("targets", g.tokens),
-                     take("positions", g.tokens), take("order", g.tokens),
-                     take("documents", g.max_documents + 1)};
+  DeviceBatch batch{take("tokens", g.tokens),
+                    take("targets", g.tokens),
+                    take("positions", g.tokens),
+                    take("order", g.tokens),
+                    take("documents", g.max_documents + 1),
+                    Tensor{}};
+  if (g.context_ranks > 1) {
+    const std::int64_t rows = 2 * ContextSplit::kPieces;
+    batch.piece_bounds = take("piece bounds", rows * (g.max_documents + 1))
+                             .reshape(Shape{rows, g.max_documents + 1});
+  }
+  return batch;
 }
 
 Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequence_parallel,
@@ -63,10 +73,14 @@ Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequen
   quant_registry_.check_names();
 }
 
-void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool trains,
-                       const PipelineBuffers& buffers, const QuantState& quant, Arena& arena) {
+void Transformer::plan(const BatchGeometry& geometry, const ActivationOptions& options,
+                       bool trains, const PipelineBuffers& buffers, const QuantState& quant,
+                       Arena& arena, InputOffload* offload, Arena* host) {
   geometry_ = geometry;
-  recompute_ = recompute;
+  options_ = options;
+  CHECK(!options.offloads_inputs || options.recompute == Recompute::kFull,
+        "[transformer] inputs of blocks are offloaded under a full recompute alone");
+  offload_ = options.offloads_inputs && trains ? offload : nullptr;
   const std::int64_t half = rotary_dim(config_.rope, config_.head_dim) / 2;
   const DType table = geometry.statistics();
   cos_ = arena.allocate("rope cos", table, Shape{geometry.max_length, half}, MemoryClass::kInput);
@@ -79,22 +93,29 @@ void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool 
   // What is recomputed needs room once; what is kept, once per block and micro-batch in flight.
   const BlockSaved* first = nullptr;
   BlockSaved shared;
+  int num_offloaded = 0;
+  first_offloaded_.clear();
   for (int chunk = 0; chunk < num_chunks(); ++chunk) {
     const int sets = trains ? buffers.activations.at(static_cast<std::size_t>(chunk)) : 1;
     auto& chunk_saved = saved_.emplace_back();
+    first_offloaded_.emplace_back();
     for (int set = 0; set < sets; ++set) {
       auto& set_saved = chunk_saved.emplace_back();
+      // The number of a block is this and its place; what is received has none.
+      first_offloaded_.back().push_back(num_offloaded - (piece(chunk).has_embedding ? 0 : 1));
       for (int i = 0; i < piece(chunk).num_layers; ++i) {
         const Block& block = blocks_[static_cast<std::size_t>(local_block(chunk, i))];
         const std::string name = fmt::format("block {} set {}", piece(chunk).first_layer + i, set);
-        const bool is_kept = trains && recompute != Recompute::kFull;
+        const bool is_kept = trains && options.recompute != Recompute::kFull;
         BlockSaved saved = first == nullptr || is_kept
-                               ? block.plan_saved(config_, tensor_size_, geometry, name, recompute,
+                               ? block.plan_saved(config_, tensor_size_, geometry, name, options,
                                                   trains, quant, arena, first)
                                : block.share_saved(shared, quant);
         const bool is_received = i == 0 && !piece(chunk).has_embedding;
         if (!trains) {
           if (first == nullptr) saved.input = take("block input", MemoryClass::kActivations);
+        } else if (offload_ != nullptr) {
+          num_offloaded += is_received ? 0 : 1;
         } else if (!is_received) {
           saved.input = take(name + " input", MemoryClass::kActivations);
         }
@@ -106,7 +127,12 @@ void Transformer::plan(const BatchGeometry& geometry, Recompute recompute, bool 
       }
     }
   }
-  work_ = Block::plan_work(config_, tensor_size_, geometry, arena);
+  if (offload_ != nullptr) {
+    CHECK(host != nullptr, "[transformer] no host memory is given for the inputs of blocks");
+    offload_->plan(num_offloaded, geometry.compute,
+                   Shape{geometry.local_tokens, config_.hidden_size}, arena, *host);
+  }
+  work_ = Block::plan_work(config_, tensor_size_, geometry, options, trains, arena);
   const auto take_buffers = [&](std::vector<Tensor>& to, const char* name, int count,
                                 MemoryClass memory_class) {
     to.clear();
@@ -151,7 +177,7 @@ void Transformer::initialize(Stream& stream) {
 }
 
 TokenContext Transformer::token_context(const DeviceBatch& batch) const {
-  return TokenContext{batch.positions, batch.documents, cos_, sin_};
+  return TokenContext{batch.positions, batch.documents, batch.piece_bounds, cos_, sin_};
 }
 
 void Transformer::embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const {
@@ -180,20 +206,32 @@ BlockSaved Transformer::saved(int chunk, int set, int i, const Tensor& input) co
   return result;
 }
 
+int Transformer::offloaded(int chunk, int set, int i) const {
+  if (offload_ == nullptr || (i == 0 && !piece(chunk).has_embedding)) return -1;
+  return first_offloaded_.at(static_cast<std::size_t>(chunk)).at(static_cast<std::size_t>(set)) + i;
+}
+
 Residual Transformer::run_blocks(int chunk, int set, const DeviceBatch& batch, const Tensor& input,
-                                 bool keeps_inputs, const LayerContext& context) const {
+                                 bool has_backward, const LayerContext& context) const {
   LayerContext pass = context;
-  pass.keeps_inputs = keeps_inputs;
+  // A recompute makes what is kept again.
+  pass.keeps_inputs = has_backward && options_.recompute == Recompute::kNone;
   const TokenContext tokens = token_context(batch);
   pass.quant.begin_pass(pass.stream);
-  Residual residual{saved(chunk, set, 0, input).input, Tensor{}};
-  if (piece(chunk).has_embedding) embed(batch, residual.x, pass);
+  Residual residual;
   for (int i = 0; i < piece(chunk).num_layers; ++i) {
+    BlockSaved block_saved = saved(chunk, set, i, input);
+    const int number = offloaded(chunk, set, i);
+    if (number >= 0) block_saved.input = offload_->write(number);
+    if (i == 0) {
+      residual.x = block_saved.input;
+      if (piece(chunk).has_embedding) embed(batch, residual.x, pass);
+    }
     const int local = local_block(chunk, i);
     const WeightLease lease = pass.sync.acquire(block_bucket(local));
     pass.sync.prefetch(bucket_behind(chunk, i));
-    blocks_[static_cast<std::size_t>(local)].forward(residual, saved(chunk, set, i, input), work_,
-                                                     tokens, pass);
+    blocks_[static_cast<std::size_t>(local)].forward(residual, block_saved, work_, tokens, pass);
+    if (number >= 0 && has_backward) offload_->keep(number);
   }
   return residual;
 }
@@ -203,9 +241,8 @@ void Transformer::forward(const PipelineAction& action, const DeviceBatch& batch
                           const BucketDone& bucket_done) const {
   const StagePiece& own = piece(action.chunk);
   const Tensor input = own.has_embedding ? Tensor{} : input_buffer(action.input);
-  // A recompute makes what is kept again.
-  const Residual residual = run_blocks(action.chunk, action.activations, batch, input,
-                                       recompute_ == Recompute::kNone, context);
+  const Residual residual =
+      run_blocks(action.chunk, action.activations, batch, input, true, context);
   if (!own.has_head) {
     add(Add{residual.x, residual.delta, output_buffer(action.output)}, context.stream);
     return;
@@ -238,8 +275,13 @@ void Transformer::backward(const PipelineAction& action, const DeviceBatch& batc
     const auto index = static_cast<std::size_t>(local);
     const Tensor input_amax =
         i > 0 ? blocks_[index - 1].output_gradient_amax(context.quant) : Tensor{};
-    blocks_[index].backward(d, input_amax, saved(action.chunk, action.activations, i, input), work_,
-                            recompute_, tokens, context);
+    BlockSaved block_saved = saved(action.chunk, action.activations, i, input);
+    const int number = offloaded(action.chunk, action.activations, i);
+    if (number >= 0) block_saved.input = offload_->read(number);
+    if (offload_ != nullptr && i > 0) {
+      offload_->fetch(offloaded(action.chunk, action.activations, i - 1));
+    }
+    blocks_[index].backward(d, input_amax, block_saved, work_, options_.recompute, tokens, context);
     bucket_done(bucket);
   }
   if (!own.has_embedding) return;
@@ -282,10 +324,10 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   const auto narrow = [count](const BlockSaved& saved) {
     BlockSaved view = saved;
     for (Tensor* tensor :
-         {&view.input, &view.qkv_raw, &view.qkv_rstd, &view.qkv, &view.middle, &view.gate_up}) {
+         {&view.input, &view.qkv_raw, &view.qkv_rstd, &view.qkv, &view.middle}) {
       if (tensor->defined()) *tensor = tensor->row_slice(0, count);
     }
-    for (GemmOperand* operand : {&view.normed1, &view.attended, &view.normed2, &view.act}) {
+    for (GemmOperand* operand : {&view.normed1, &view.attended, &view.normed2}) {
       *operand = operand->first_rows(count);
     }
     view.rstd1 = view.rstd1.flat_slice(0, count);

@@ -14,19 +14,22 @@
 #include "models/config.h"
 #include "models/embedding.h"
 #include "models/geometry.h"
+#include "models/input_offload.h"
 #include "models/lm_head.h"
 #include "models/stage_split.h"
 #include "parallel/pipeline_schedule.h"
 
 namespace tessera {
 
-// One micro-batch on the device.
+// One micro-batch on the device: of the tokens that this rank holds.
 struct DeviceBatch {
   Tensor tokens;     // [T] int32
   Tensor targets;    // [T] int32, < 0 ignored
   Tensor positions;  // [T] int32, from 0 in each document
   Tensor order;      // [T] int32: positions sorted by (token, position)
-  Tensor documents;  // [max_documents + 1] int32 cumulative lengths
+  // [max_documents + 1] int32 cumulative lengths, of the micro-batch on all context-parallel ranks.
+  Tensor documents;
+  Tensor piece_bounds;  // as TokenContext
 };
 DeviceBatch plan_batch(const BatchGeometry& geometry, Arena& arena);
 
@@ -46,9 +49,12 @@ class Transformer {
   const StagePiece& piece(int chunk) const { return pieces_[static_cast<std::size_t>(chunk)]; }
 
   // Activations for micro-batches of this geometry, and the buffers of messages: as many of each as
-  // `buffers` says. `trains` false keeps one block's worth.
-  void plan(const BatchGeometry& geometry, Recompute recompute, bool trains,
-            const PipelineBuffers& buffers, const QuantState& quant, Arena& arena);
+  // `buffers` says. `trains` false keeps one block's worth. `offload` and `host`, its memory: where
+  // options.offloads_inputs says so and something is trained, else not used; `offload` outlives the
+  // model's use.
+  void plan(const BatchGeometry& geometry, const ActivationOptions& options, bool trains,
+            const PipelineBuffers& buffers, const QuantState& quant, Arena& arena,
+            InputOffload* offload = nullptr, Arena* host = nullptr);
   // The buffers that forward and backward read and write by number, [t, H] each: the residual
   // stream from the chunk in front and to the one behind, and its gradient.
   const Tensor& input_buffer(int i) const { return inputs_.at(static_cast<std::size_t>(i)); }
@@ -98,13 +104,16 @@ class Transformer {
   int block_bucket(int local) const { return first_block_bucket_ + local; }
   // The bucket that is used behind this block in a forward; -1 where that is on another rank.
   int bucket_behind(int chunk, int i) const;
+  // `input` is that of the chunk, where it is received.
   BlockSaved saved(int chunk, int set, int i, const Tensor& input) const;
+  // Number of a block's input in offload_; -1 where it stays on the device (or is received).
+  int offloaded(int chunk, int set, int i) const;
   HeadLeases acquire_head(LayerContext& context) const;
   TokenContext token_context(const DeviceBatch& batch) const;
   void embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const;
-  // All blocks of a chunk, with the embedding where it has it.
+  // All blocks of a chunk, with the embedding where it has it. A backward follows or not.
   Residual run_blocks(int chunk, int set, const DeviceBatch& batch, const Tensor& input,
-                      bool keeps_inputs, const LayerContext& context) const;
+                      bool has_backward, const LayerContext& context) const;
 
   ModelConfig config_;
   int tensor_size_;
@@ -121,8 +130,10 @@ class Transformer {
   std::unique_ptr<LmHead> head_;
 
   BatchGeometry geometry_;
-  Recompute recompute_ = Recompute::kNone;
+  ActivationOptions options_;
+  InputOffload* offload_ = nullptr;
   std::vector<std::vector<std::vector<BlockSaved>>> saved_;  // [chunk][set][block of the chunk]
+  std::vector<std::vector<int>> first_offloaded_;            // [chunk][set]
   std::vector<Tensor> inputs_;
   std::vector<Tensor> outputs_;
   std::vector<Tensor> gradients_;

@@ -18,6 +18,7 @@ struct ParallelOptions {
   std::int64_t virtual_stages = 1;
   std::int64_t context = 1;
   std::string shard_group = "all";
+  bool overlap = true;
   std::optional<std::int64_t> zero;  // unset: 1 where data or context parallelism shares it, else 0
 
   void visit(FieldVisitor& v) {
@@ -58,6 +59,10 @@ struct ParallelOptions {
              .at_least = 1,
              .at_most = 1 << 16,
              .free_on_resume = true});
+    v.field("overlap", overlap,
+            "Communication on streams of its own, behind computation. false: the same messages one "
+            "after another with it, for the same bits",
+            {.free_on_resume = true});
     v.field(
         "shard_group", shard_group,
         "Which data-parallel ranks share what zero says. all: every one; node: those of a node, "

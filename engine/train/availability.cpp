@@ -10,7 +10,6 @@ const std::map<std::string, std::string>& unavailable_keys() {
   static const std::map<std::string, std::string> kKeys = {
       {"adapter", "is not available in this version: it trains all weights, without LoRA adapters"},
       {"dpo", "is not available in this version: train.stage dpo is not"},
-      {"memory.offload", "is not available in this version: all state stays on its device"},
       {"data.train_on", "is not available in this version: conversations are not"},
       {"data.chat_template", "is not available in this version: conversations are not"},
       {"data.template_args", "is not available in this version: conversations are not"},
@@ -52,9 +51,6 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
          fmt::format("is {}; FP8 products under pipeline parallelism are not available in this "
                      "version; write 1, or precision.fp8 none",
                      config.parallel.pipeline));
-  refuse(config.parallel.context > 1, "parallel.context",
-         fmt::format("is {}; context parallelism is not available in this version; write 1",
-                     config.parallel.context));
   refuse(config.faults.nan == "rollback", "faults.nan",
          "is rollback, which is not available in this version; write stop or skip");
   refuse(config.faults.spike != "off", "faults.spike",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/core/text.h"
 #include "engine/train/availability.h"
 
 namespace tessera {
@@ -164,6 +165,29 @@ void check_layout(const RunConfig& c, Problems& problems) {
   }
 }
 
+void check_memory(const RunConfig& c, Problems& problems) {
+  const std::vector<std::string>& offload = c.memory.offload;
+  const auto lists = [&](const char* what) {
+    return std::find(offload.begin(), offload.end(), what) != offload.end();
+  };
+  const bool is_full = c.memory.recompute == "full" || c.memory.recompute == "auto";
+  if (lists("activations") && !is_full) {
+    problems.add({"memory.offload", "memory.recompute"},
+                 fmt::format("lists activations, but memory.recompute {} keeps more than the inputs "
+                             "of the blocks; write memory.recompute full or auto",
+                             c.memory.recompute));
+  }
+  if (lists("masters") && (c.precision.master_weights == "none" || c.precision.compute == "fp32")) {
+    problems.add({"memory.offload", "precision.master_weights", "precision.compute"},
+                 fmt::format("lists masters, but there are none with precision.compute {} and "
+                             "precision.master_weights {}; leave it out",
+                             c.precision.compute, c.precision.master_weights));
+  }
+  if (c.memory.mlp_chunk && parse_bytes(*c.memory.mlp_chunk).value_or(0) < 1) {
+    problems.add({"memory.mlp_chunk"}, "is nothing; write a size such as 256MiB");
+  }
+}
+
 void check_data(const RunConfig& c, Problems& problems) {
   if (c.data.train.empty()) {
     problems.add({"data.train"}, "is missing: name at least one file or folder");
@@ -222,6 +246,7 @@ std::vector<ConfigMistake> find_config_problems(const RunConfig& config,
   check_training(config, problems);
   check_optimizer(config, problems);
   check_layout(config, problems);
+  check_memory(config, problems);
   check_data(config, problems);
   if (config.eval.keep_best && !config.eval.every_steps) {
     problems.add({"eval.keep_best", "eval.every_steps"}, "needs eval.every_steps");

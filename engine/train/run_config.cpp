@@ -211,7 +211,9 @@ void resolve(RunConfig& config, std::int64_t ranks, bool on_gpu) {
   if (!config.parallel.sequence_parallel) {
     config.parallel.sequence_parallel = config.parallel.tensor > 1;
   }
-  if (!config.parallel.zero) config.parallel.zero = data_parallel > 1 ? 1 : 0;
+  if (!config.parallel.zero) {
+    config.parallel.zero = data_parallel * config.parallel.context > 1 ? 1 : 0;
+  }
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "data/content_hash.h"
 #include "data/tokenizer_encoder.h"
 #include "engine/core/error.h"
+#include "engine/core/text.h"
 #include "engine/train/precision.h"
 #include "kernels/step_control.h"
 #include "models/hf/names.h"
@@ -14,7 +15,10 @@
 namespace tessera {
 namespace {
 
-DType dtype_of(const std::string& name) { return name == "bf16" ? DType::kBF16 : DType::kF32; }
+DType dtype_of(const std::string& name) {
+  if (name == "int8") return DType::kU8;
+  return name == "bf16" ? DType::kBF16 : DType::kF32;
+}
 
 PipelineOptions pipeline_options(const RunConfig& config, const MeshShape& mesh) {
   PipelineOptions options;
@@ -144,10 +148,14 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
   options.params.zero = static_cast<int>(config.parallel.zero.value_or(0));
   options.params.weight_decay = static_cast<float>(config.optimizer.weight_decay);
   options.deterministic = config.run.reproducible;
+  options.overlap = config.parallel.overlap;
+  if (config.memory.mlp_chunk) {
+    options.mlp_chunk_bytes = parse_bytes(*config.memory.mlp_chunk).value();
+  }
   options.pipeline = pipeline_options(config, mesh);
   options.geometry =
       batch_geometry(config.train.micro_batch_size, config.train.sequence_length, max_documents,
-                     options.params.compute, mesh.tensor, options.sequence_parallel);
+                     options.params.compute, mesh.tensor, options.sequence_parallel, mesh.context);
   return options;
 }
 
@@ -160,34 +168,6 @@ void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw) {
   runtime.sync().finish_gradients();
   optimizer_step(runtime, adamw);
   runtime.evaluate(true);
-}
-
-RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,
-                          int rank, const Capabilities& target, std::size_t available,
-                          RuntimeOptions& options) {
-  check_precision(config, target);
-  const AdamWSettings adamw = adamw_settings(config.optimizer);
-  const auto measure = [&](Recompute recompute) {
-    options.recompute = recompute;
-    return measure_runtime(target, mesh, rank, model, options,
-                           [&](ModelRuntime& runtime) { dry_run_step(runtime, adamw); });
-  };
-  const std::string& wanted = config.memory.recompute;
-  RuntimeMemory memory;
-  for (const auto& [name, recompute] : {std::pair{"none", Recompute::kNone},
-                                        {"selective", Recompute::kSelective},
-                                        {"full", Recompute::kFull}}) {
-    if (wanted != "auto" && wanted != name) continue;
-    memory = measure(recompute);
-    if (available == 0 || memory.total() <= available) return memory;
-  }
-  TESSERA_FAIL(ErrorKind::kAnswerNo,
-               "[memory] rank {} needs {:.2f} GiB with memory.recompute {} and parallel.zero {}, "
-               "{:.2f} GiB are available; "
-               "lower train.micro_batch_size or train.sequence_length, raise parallel.tensor or "
-               "parallel.pipeline, or use parallel.zero 3 with more ranks",
-               rank, static_cast<double>(memory.total()) / (1 << 30), wanted, options.params.zero,
-               static_cast<double>(available) / (1 << 30));
 }
 
 AdamWSettings adamw_settings(const OptimizerOptions& options) {

@@ -56,13 +56,6 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
 // Every call of a step on the meta device, so that memory() covers the whole run.
 void dry_run_step(ModelRuntime& runtime, const AdamWSettings& adamw);
 
-// Fixes options.recompute (memory.recompute: auto takes the first of none, selective, full that
-// fits `available` bytes) and returns the memory of `rank`. kAnswerNo, naming what is missing,
-// where nothing fits. available 0: unknown, everything fits.
-RuntimeMemory plan_memory(const RunConfig& config, const ModelConfig& model, const MeshShape& mesh,
-                          int rank, const Capabilities& target, std::size_t available,
-                          RuntimeOptions& options);
-
 AdamWSettings adamw_settings(const OptimizerOptions& options);
 
 // Floating-point operations of forward and backward per token: 6 per parameter in a matrix product

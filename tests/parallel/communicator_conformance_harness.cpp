@@ -11,6 +11,7 @@
 #include "engine/device/cpu/cpu_stream.h"
 #include "kernels/ops.h"
 #include "parallel/mesh.h"
+#include "tests/parallel/overlap_harness.h"
 
 namespace tessera::test {
 namespace {
@@ -912,6 +913,7 @@ const std::vector<ConformanceCase>& lasting_cases() {
       {"issue_order", run_issue_order},
       {"repeat", run_repeat},
       {"mesh", run_mesh},
+      {"overlap", run_overlap},
   };
   return cases;
 }

@@ -14,6 +14,7 @@
 #include "engine/train/optimizer.h"
 #include "kernels/step_control.h"
 #include "models/weights.h"
+#include "parallel/context_split.h"
 #include "parallel/one_gpu_communicator.h"
 
 namespace tessera::test {
@@ -64,12 +65,28 @@ HostBatch HostBatch::from_documents(const std::vector<std::vector<std::int32_t>>
   return batch;
 }
 
+namespace {
+
+// What `rank` of a context-parallel group holds of a value for each token.
+std::vector<std::int32_t> own_part(const std::vector<std::int32_t>& values,
+                                   const ContextSplit& split, int rank) {
+  std::vector<std::int32_t> own(static_cast<std::size_t>(split.tokens()));
+  split.for_each_piece(rank, [&](std::int64_t place, std::int64_t at, std::int64_t count) {
+    std::copy_n(values.begin() + place, count, own.begin() + at);
+  });
+  return own;
+}
+
+}  // namespace
+
 void upload(const HostBatch& batch, ModelRuntime& runtime) {
   upload(batch, runtime, runtime.batch());
 }
 
 void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& device) {
-  const auto tokens = static_cast<std::size_t>(device.tokens.numel());
+  const ContextSplit split(device.tokens.numel(), runtime.mesh().context().size());
+  const int rank = runtime.mesh().context().rank();
+  const auto tokens = static_cast<std::size_t>(split.all_tokens());
   CHECK(batch.tokens.size() <= tokens, "[harness] batch of {} tokens in a geometry of {}",
         batch.tokens.size(), tokens);
   HostBatch padded = batch;
@@ -79,6 +96,9 @@ void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& de
   if (padded.documents.empty()) padded.documents.push_back(0);
   const auto bounds = static_cast<std::size_t>(device.documents.numel());
   padded.documents.resize(bounds, padded.documents.back());
+  for (std::vector<std::int32_t>* values : {&padded.tokens, &padded.targets, &padded.positions}) {
+    *values = own_part(*values, split, rank);
+  }
   std::vector<std::int32_t> order;
   sort_tokens(padded.tokens, order);
   Stream& stream = runtime.compute();
@@ -90,6 +110,15 @@ void upload(const HostBatch& batch, ModelRuntime& runtime, const DeviceBatch& de
   copy(device.positions, padded.positions);
   copy(device.order, order);
   copy(device.documents, padded.documents);
+  std::vector<std::int32_t> piece_rows;
+  for (int i = 0; device.piece_bounds.defined() && i < split.pieces(); ++i) {
+    std::vector<std::int32_t> queries(bounds);
+    std::vector<std::int32_t> keys(bounds);
+    piece_bounds(split.piece(rank, i), padded.documents, queries, keys);
+    piece_rows.insert(piece_rows.end(), queries.begin(), queries.end());
+    piece_rows.insert(piece_rows.end(), keys.begin(), keys.end());
+  }
+  if (device.piece_bounds.defined()) copy(device.piece_bounds, piece_rows);
   stream.synchronize();
 }
 
@@ -159,12 +188,17 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   }
   RuntimeOptions options;
   options.geometry = batch_geometry(1, tokens, documents, setup.compute, setup.mesh.tensor,
-                                    setup.sequence_parallel);
+                                    setup.sequence_parallel, setup.mesh.context);
   options.geometry.max_length = longest;
   options.recompute = setup.recompute;
   options.params.compute = setup.compute;
   options.params.gradients = setup.gradients;
-  options.params.moments = DType::kF32;
+  options.params.moments = setup.moments;
+  options.params.offloads_masters = setup.offloads_masters;
+  options.params.offloads_moments = setup.offloads_moments;
+  options.params.offload_piece = setup.offload_piece;
+  options.mlp_chunk_bytes = setup.mlp_chunk_bytes;
+  options.offloads_inputs = setup.offloads_inputs;
   options.params.zero = setup.zero;
   options.params.bucket_bytes = setup.bucket_bytes;
   options.params.weight_decay = setup.weight_decay;
@@ -196,7 +230,9 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
                 const auto index = static_cast<std::size_t>(i * dp + mesh.data().rank());
                 const HostBatch batch = index < batches.size() ? batches[index] : HostBatch{};
                 upload(batch, runtime, target);
-                targets += static_cast<double>(batch.target_tokens());
+                // Ranks that share a batch count it once.
+                if (mesh.context().rank() == 0)
+                  targets += static_cast<double>(batch.target_tokens());
               });
           runtime.compute().copy_bytes(runtime.totals().flat_slice(1, 1).data, &targets,
                                        sizeof targets);

@@ -48,6 +48,12 @@ struct ModelSetup {
   int cpu_threads = 1;
   float weight_decay = 0;
   QuantRecipe recipe;
+  std::int64_t mlp_chunk_bytes = kMlpChunkBytes;
+  bool offloads_inputs = false;
+  bool offloads_masters = false;
+  bool offloads_moments = false;
+  std::int64_t offload_piece = std::int64_t{1} << 23;
+  DType moments = DType::kF32;
 };
 
 // A parameter or gradient put together from the pieces of all ranks: row-major, without padding.

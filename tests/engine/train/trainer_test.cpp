@@ -286,6 +286,17 @@ TEST_F(TrainerRun, PipelinesEvaluateExportAndEndEpochsAsOneRank) {
   }
 }
 
+TEST_F(TrainerRun, OverlapChangesNoBit) {
+  const std::vector<std::string> layout = {"parallel.tensor=2", "parallel.zero=3"};
+  ASSERT_EQ(train("on", 4, 4, layout), 0) << failure_;
+  std::vector<std::string> serial = layout;
+  serial.push_back("parallel.overlap=false");
+  ASSERT_EQ(train("off", 4, 2, serial), 0) << failure_;
+  ASSERT_EQ(train("off", 4, 4, serial), 0) << failure_;
+  EXPECT_EQ(losses("off"), losses("on"));
+  EXPECT_EQ(final_weights("off"), final_weights("on"));
+}
+
 // Every rank holds a part of each row; a checkpoint holds none of it.
 TEST_F(TrainerRun, ContextsResumeToTheBitContinueOtherLayoutsAndEvaluate) {
   const auto with = [&](std::vector<std::string> more) {
