@@ -68,8 +68,26 @@ void check(const AdamW& args) {
   arg.require(args.grad.shape.rank == 1, "grad has more than one dim, expected a flat shard");
   arg.dtype("grad", args.grad, {DType::kF32, DType::kBF16});
   check_flat(arg, "weight", args.weight, args.grad);
-  check_flat(arg, "m", args.m, args.grad);
-  check_flat(arg, "v", args.v, args.grad);
+  const bool has_codes = args.m.defined() && args.m.dtype == DType::kU8;
+  if (has_codes) {
+    const std::int64_t n = args.grad.numel();
+    CHECK(n % kMomentBlock == 0, "[adamw] {} elements with 8-bit moments, expected a multiple of {}",
+          n, kMomentBlock);
+    for (const auto& [name, t] : {std::pair{"m", &args.m}, {"v", &args.v}}) {
+      arg.shape(name, *t, args.grad.shape, "grad", args.grad);
+      arg.dtype(name, *t, {DType::kU8});
+    }
+    for (const auto& [name, t] :
+         {std::pair{"m_scale", &args.m_scale}, {"v_scale", &args.v_scale}}) {
+      arg.shape(name, *t, Shape{n / kMomentBlock}, "the blocks of grad", args.grad);
+      arg.dtype(name, *t, {DType::kF32});
+    }
+  } else {
+    check_flat(arg, "m", args.m, args.grad);
+    check_flat(arg, "v", args.v, args.grad);
+    arg.require(!args.m_scale.defined() && !args.v_scale.defined(),
+                "scales are given for moments without codes");
+  }
   if (args.master.defined()) {
     check_flat(arg, "master", args.master, args.grad);
     arg.dtype("master", args.master, {DType::kF32});

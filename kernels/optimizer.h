@@ -5,26 +5,31 @@
 
 #include "engine/core/philox.h"
 #include "engine/core/tensor.h"
+#include "kernels/moment_format.h"
 
 namespace tessera {
 
-// Random bits for the values of one element that are rounded stochastically (the low 16 are used): a
-// function of the step's key, the parameter (`stream`) and the element's global index, so the same under
-// every layout and on every backend.
+// Random bits for the values of one element that are rounded stochastically (16 for bf16, 20 for
+// 8-bit moments): a function of the step's key, the parameter (`stream`) and the element's global
+// index, so the same under every layout and on every backend.
 struct RoundingNoise {
-  std::uint32_t weight;
-  std::uint32_t m;
-  std::uint32_t v;
+  std::uint32_t weight;  // 16 bits
+  std::uint32_t m;       // 20 bits
+  std::uint32_t v;       // 20 bits
 };
 TESSERA_HOST_DEVICE inline PhiloxKey rounding_key_of(PhiloxKey key, std::int32_t stream) {
   key.seed ^= static_cast<std::uint32_t>(stream);
   return key;
 }
-// philox_bits(stream_key, 4 * global_index + {0, 1, 2}), drawn at once.
+// The bits of one half, 0 or 1, of a block: elements 2k and 2k + 1 share block k.
+TESSERA_HOST_DEVICE inline RoundingNoise rounding_noise_of(const PhiloxBlock& block, int half) {
+  const std::uint32_t low = half == 0 ? block.v[0] : block.v[2];
+  const std::uint32_t high = half == 0 ? block.v[1] : block.v[3];
+  return RoundingNoise{low & 0xffffu, (low >> 16) | (high & 0xfu) << 16, (high >> 4) & 0xfffffu};
+}
 TESSERA_HOST_DEVICE inline RoundingNoise rounding_noise(const PhiloxKey& stream_key,
                                                         std::uint64_t global_index) {
-  const PhiloxBlock block = philox(stream_key, global_index);
-  return RoundingNoise{block.v[0], block.v[1], block.v[2]};
+  return rounding_noise_of(philox(stream_key, global_index / 2), static_cast<int>(global_index % 2));
 }
 
 // A run of a flat shard that belongs to one parameter. Device array; trivially copyable.
@@ -67,14 +72,16 @@ struct StepControlFinish {
 //   p -= lr * lr_scale * (weight_decay * p + (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)),
 // with t = StepControl::adam_step and random bits from rounding_noise.
 // p is `master` where given (weight = p rounded to nearest), otherwise `weight` itself (bf16 is then
-// rounded stochastically). bf16 moments are rounded stochastically. Nothing changes when
-// StepControl says so (not finite, no targets).
+// rounded stochastically). bf16 and 8-bit moments are rounded stochastically; of the latter n is a
+// multiple of kMomentBlock. Nothing changes when StepControl says so (not finite, no targets).
 struct AdamW {
   Tensor weight;    // [n] bf16 or fp32
   Tensor master;    // [n] fp32 or undefined
   Tensor grad;      // [n] fp32 or bf16
-  Tensor m;         // [n] fp32 or bf16
-  Tensor v;         // [n]
+  Tensor m;         // [n] fp32, bf16 or codes (u8, kernels/moment_format.h)
+  Tensor v;         // [n]; codes where m has codes
+  Tensor m_scale;   // [n / kMomentBlock] fp32 beside codes, else undefined
+  Tensor v_scale;
   Tensor segments;  // as SumOfSquares
   Tensor control;   // u8 [sizeof(StepControl)]
   float beta1 = 0.9f;

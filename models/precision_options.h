@@ -29,8 +29,9 @@ struct PrecisionOptions {
             "themselves, with stochastic rounding",
             {.choices = {"fp32", "none"}});
     v.field("optimizer_states", optimizer_states,
-            "Moments of the optimizer; bf16 rounds them stochastically",
-            {.choices = {"fp32", "bf16"}});
+            "Moments of the optimizer; bf16 and int8 round them stochastically. int8: a byte each, "
+            "with a scale for every 256 elements",
+            {.choices = {"fp32", "bf16", "int8"}, .value_aliases = {{"8bit", "int8"}}});
     v.field("gradients", gradients, "Sums of gradients over micro-batches and ranks",
             {.aliases = {"grad_reduce_dtype"}, .choices = {"fp32", "bf16"}});
     v.field("fp8", fp8, "FP8 matrix products and how their scales are found",

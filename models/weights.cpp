@@ -91,18 +91,41 @@ std::uint64_t name_stream(const std::string& name) {
 
 }  // namespace
 
+namespace {
+
+// The values of a rectangle, where they lie or, for host memory, through the device's staging.
+void fill_rows(FillNormal args, const GlobalExtent& extent, const Tensor& values,
+               ModelRuntime& runtime) {
+  Stream& stream = runtime.compute();
+  const Tensor staging = runtime.params().options().offloads_masters
+                             ? runtime.states().staging()
+                             : Tensor{};
+  const std::int64_t step = staging.defined() ? staging.numel() / extent.cols : extent.rows;
+  CHECK(step > 0, "[weights] rows of {} elements in a staging of {}", extent.cols,
+        staging.numel());
+  for (std::int64_t row = 0; row < extent.rows; row += step) {
+    const std::int64_t rows = std::min(step, extent.rows - row);
+    const Tensor target = values.flat_slice(row * extent.cols, rows * extent.cols);
+    const Tensor filled = staging.defined() ? staging.flat_slice(0, target.numel()) : target;
+    args.out = filled.reshape(Shape{rows, extent.cols});
+    args.first_row = extent.row_begin + row;
+    fill_normal(args, stream);
+    if (staging.defined()) stream.copy_bytes(target.data, filled.data, target.bytes());
+  }
+}
+
+}  // namespace
+
 void initialize_random(ModelRuntime& runtime, std::uint64_t seed) {
   for_each_owned(runtime,
                  [&](const ParamSpec& spec, const GlobalExtent& extent, const Tensor& values) {
                    FillNormal args;
-                   args.out = values.reshape(Shape{extent.rows, extent.cols});
                    args.key = derive_key(seed, RandomPurpose::kInit, 0, name_stream(spec.name));
-                   args.first_row = extent.row_begin;
                    args.first_col = extent.col_begin;
                    args.global_cols = spec.shape.rank == 2 ? spec.shape[1] : 1;
                    args.mean = spec.init_mean;
                    args.std = spec.init_std;
-                   fill_normal(args, runtime.compute());
+                   fill_rows(args, extent, values, runtime);
                  });
   refresh_weights(runtime);
 }
@@ -185,11 +208,10 @@ void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const 
 }
 
 void refresh_weights(ModelRuntime& runtime) {
-  ParamStore& params = runtime.params();
-  for (int b = 0; b < params.num_shards(); ++b) {
-    const ParamStore::Shard& shard = params.shard(b);
-    if (shard.master.defined()) scale(Scale{shard.master, shard.weight}, runtime.compute());
-  }
+  if (MomentImage* image = runtime.moment_image()) image->write_shards(runtime.compute());
+  runtime.states().read_masters([&](const ShardState& state) {
+    if (state.master.defined()) scale(Scale{state.master, state.weight}, runtime.compute());
+  });
   runtime.sync().publish();
   runtime.compute().synchronize();
 }
@@ -202,10 +224,10 @@ std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
   const bool is_first_copy =
       params.shard_count() > 1 ? is_first_replica : mesh.data_context().rank() == 0;
   const auto collect = [&](const std::string& prefix,
-                           const std::function<Tensor(const ParamStore::Shard&)>& get) {
+                           const std::function<Tensor(int)>& get) {
     for (int b = 0; b < params.num_shards(); ++b) {
       const ParamStore::Shard& shard = params.shard(b);
-      const Tensor values = get(shard);
+      const Tensor values = get(b);
       for (const ShardPiece& piece : shard.pieces) {
         const auto index = static_cast<std::size_t>(piece.param);
         const ParamSpec& spec = params.bucket(b).params[index];
@@ -223,11 +245,12 @@ std::vector<NamedState> parameter_state(ModelRuntime& runtime) {
       }
     }
   };
-  collect("weight/", [](const ParamStore::Shard& shard) { return shard.exact(); });
-  if (params.options().trains) {
-    collect("adam_m/", [](const ParamStore::Shard& shard) { return shard.m; });
-    collect("adam_v/", [](const ParamStore::Shard& shard) { return shard.v; });
-  }
+  collect("weight/", [&](int b) { return params.shard(b).exact(); });
+  if (!params.options().trains) return states;
+  MomentImage* image = runtime.moment_image(true);
+  if (image != nullptr) image->read_shards(runtime.compute());
+  collect("adam_m/", [&](int b) { return image != nullptr ? image->m(b) : params.shard(b).m; });
+  collect("adam_v/", [&](int b) { return image != nullptr ? image->v(b) : params.shard(b).v; });
   return states;
 }
 

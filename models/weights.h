@@ -36,7 +36,8 @@ void load_weights(ModelRuntime& runtime, const SafetensorsFolder& folder, const 
                   const AddedRows* added = nullptr);
 
 // Rounds the exact values to the compute format and gathers the shards of other ranks. Called after
-// the exact values were written by other means (a checkpoint).
+// the exact values were written by other means (a checkpoint). Where parameter_state() has given out
+// an image of 8-bit moments, they take what it holds.
 void refresh_weights(ModelRuntime& runtime);
 
 // Converts `count` host elements between floating types, rounding once to nearest even.
@@ -44,7 +45,9 @@ void convert_elements(const void* from, DType from_dtype, void* to, DType to_dty
                       std::int64_t count);
 
 // What a checkpoint saves of the parameters: "weight/NAME" (the exact values) and, when training,
-// "adam_m/NAME" and "adam_v/NAME". Views of the runtime's memory.
+// "adam_m/NAME" and "adam_v/NAME". Views of the runtime's memory, valid until the next update; of
+// 8-bit moments, views of a bf16 image of them, which this call brings up to date (it blocks) and
+// refresh_weights() takes back.
 std::vector<NamedState> parameter_state(ModelRuntime& runtime);
 
 }  // namespace tessera

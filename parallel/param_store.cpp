@@ -1,12 +1,15 @@
 #include "parallel/param_store.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/core/error.h"
 #include "engine/device/stream.h"
 
 namespace tessera {
 namespace {
+
+static_assert(kShardAlignment % kMomentBlock == 0, "a shard holds whole blocks of moments");
 
 // Random numbers of a parameter are keyed by its name, not by its place in this rank's buckets.
 std::uint32_t name_hash(const std::string& name) {
@@ -18,7 +21,7 @@ std::uint32_t name_hash(const std::string& name) {
 }  // namespace
 
 ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
-                       const ParamStoreOptions& options, Arena& arena)
+                       const ParamStoreOptions& options, Arena& arena, Arena* host)
     : buckets_(std::move(buckets)), mesh_(&mesh), options_(options) {
   CHECK(options.zero >= 0 && options.zero <= 3, "[param_store] there is no ZeRO stage {}",
         options.zero);
@@ -40,8 +43,10 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
     versions_.push_back(1);
   }
   const auto flat = [&](const std::string& what, std::size_t b, DType dtype, std::int64_t size,
-                        MemoryClass memory_class) {
-    return arena.allocate(what + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
+                        MemoryClass memory_class, bool is_offloaded = false) {
+    CHECK(!is_offloaded || host != nullptr, "[param_store] no host memory is given for {}", what);
+    return (is_offloaded ? *host : arena)
+        .allocate(what + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
   };
   assign_buffers();
   leased_.resize(buckets_.size(), false);
@@ -61,9 +66,19 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
     if (options.trains) {
       shard.gradient = shard_of(gradients_, b, shards_gradients(), "gradient shard",
                                 MemoryClass::kGradients, arena);
-      if (has_masters_) shard.master = flat("masters", b, DType::kF32, size, MemoryClass::kMasters);
-      shard.m = flat("adam m", b, options.moments, size, MemoryClass::kOptimizer);
-      shard.v = flat("adam v", b, options.moments, size, MemoryClass::kOptimizer);
+      if (has_masters_) {
+        shard.master = flat("masters", b, DType::kF32, size, MemoryClass::kMasters,
+                            options.offloads_masters);
+      }
+      const auto moment = [&](const char* what, Tensor& values, Tensor& scale) {
+        const bool is_offloaded = options.offloads_moments;
+        values = flat(what, b, options.moments, size, MemoryClass::kOptimizer, is_offloaded);
+        if (options.moments != DType::kU8) return;
+        scale = flat(std::string(what) + " scales", b, DType::kF32, size / kMomentBlock,
+                     MemoryClass::kOptimizer, is_offloaded);
+      };
+      moment("adam m", shard.m, shard.m_scale);
+      moment("adam v", shard.v, shard.v_scale);
       std::vector<ShardSegment> segments;
       for (const ShardPiece& piece : shard.pieces) {
         const ParamSpec& spec = buckets_[b].params[static_cast<std::size_t>(piece.param)];
@@ -195,7 +210,12 @@ bool ParamStore::is_written(int b) const {
 
 void ParamStore::initialize(Stream& stream) {
   const auto zero = [&](const Tensor& tensor) {
-    if (tensor.defined()) stream.set_zero(tensor.data, tensor.bytes());
+    if (!tensor.defined()) return;
+    if (tensor.device.kind == stream.device().kind) {
+      stream.set_zero(tensor.data, tensor.bytes());
+    } else {
+      std::memset(tensor.data, 0, tensor.bytes());  // host memory beside a GPU
+    }
   };
   for (const Tensor& weights : weights_) zero(weights);
   // Padding is never written by a backward but takes part in reductions: it must not start as NaN.
@@ -207,6 +227,8 @@ void ParamStore::initialize(Stream& stream) {
     zero(shard.master);
     zero(shard.m);
     zero(shard.v);
+    zero(shard.m_scale);
+    zero(shard.v_scale);
     if (shard.segments.defined() && shard.segments.numel() > 0) {
       stream.copy_bytes(shard.segments.data, segments_[b].data(), shard.segments.bytes());
     }

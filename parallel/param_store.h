@@ -23,13 +23,31 @@ struct ParamStoreOptions {
   DType compute = DType::kBF16;   // of weights in the forward and backward
   bool fp32_masters = true;       // ignored when compute is fp32 or fp64: the weights are exact
   DType gradients = DType::kF32;  // accumulation format
-  DType moments = DType::kF32;
+  DType moments = DType::kF32;  // fp32, bf16, or u8: kernels/moment_format.h
   int zero = 0;  // ZeRO stage 0..3
   // Most bytes of weights or gradients in one collective; 0: a bucket at once. Decides the cut:
   // every rank has the same.
   std::int64_t bucket_bytes = 0;
   bool trains = true;  // false: weights only (evaluation, generation)
   float weight_decay = 0;
+  // Kept in host memory; StateOffload brings them to the device for an update.
+  bool offloads_masters = false;
+  bool offloads_moments = false;
+  // Elements that they come in at a time, a multiple of kShardAlignment: 32 MB of each fp32 tensor
+  // keep a link busy.
+  std::int64_t offload_piece = std::int64_t{1} << 23;
+};
+
+// What an update of a shard, or of a piece of one, reads and writes: flat tensors.
+struct ShardState {
+  Tensor weight;
+  Tensor master;    // undefined without masters
+  Tensor gradient;  // undefined when not training
+  Tensor m;
+  Tensor v;
+  Tensor m_scale;   // of 8-bit moments: a scale for every kMomentBlock elements; else undefined
+  Tensor v_scale;
+  Tensor segments;  // ShardSegment array on the device
 };
 
 // Where a layer's backward writes a weight's gradient: `tensor = ` or `tensor +=`.
@@ -40,9 +58,10 @@ struct GradientTarget {
 
 class ParamStore {
  public:
-  // Takes its memory from `arena` in a fixed order. The mesh must outlive the store.
+  // Takes its memory from `arena` in a fixed order, and what is offloaded from `host`, which may be
+  // null where nothing is. The mesh must outlive the store.
   ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
-             const ParamStoreOptions& options, Arena& arena);
+             const ParamStoreOptions& options, Arena& arena, Arena* host = nullptr);
 
   int num_buckets() const { return static_cast<int>(buckets_.size()); }
   const BucketSpec& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
@@ -73,19 +92,18 @@ class ParamStore {
   // Whether every parameter of the bucket has been written since.
   bool is_written(int b) const;
 
-  // This rank's shard of a bucket's state; tensors are flat, of layout(b).shard_size elements.
-  struct Shard {
-    Tensor weight;
-    Tensor master;    // undefined without masters
-    Tensor gradient;  // undefined when not training
-    Tensor m;
-    Tensor v;
-    Tensor segments;  // ShardSegment array on the device
+  // This rank's shard of a bucket's state, of layout(b).shard_size elements. What is offloaded lies
+  // in host memory.
+  struct Shard : ShardState {
     std::vector<ShardPiece> pieces;
     // The tensor that holds the exact values: master if there is one, else weight.
     const Tensor& exact() const { return master.defined() ? master : weight; }
   };
   const Shard& shard(int b) const { return shards_[static_cast<std::size_t>(b)]; }
+  // What shard(b).segments holds.
+  const std::vector<ShardSegment>& segments(int b) const {
+    return segments_[static_cast<std::size_t>(b)];
+  }
   int num_shards() const { return static_cast<int>(shards_.size()); }
 
   // Whole-bucket memory, for ParamSync.

@@ -3,10 +3,10 @@
 // and tests.
 //
 // A bucket is the flat concatenation of its parameters' local (tensor-parallel) pieces. Parameters
-// start at multiples of 128 elements (256 bytes in bf16) unless they follow their predecessor;
+// start at multiples of 256 elements unless they follow their predecessor;
 // parameters whose gradient is a partial sum over tp come first, so that one call sums them. The
 // bucket is exchanged in parts (one, unless a limit is given), each cut into shard_count equal
-// shards of a multiple of 128 elements; a rank's shard is its piece of every part, one behind the
+// shards of a multiple of 256 elements, so that blocks of 8-bit moments are never cut; a rank's shard is its piece of every part, one behind the
 // other. Cuts may fall anywhere in a parameter.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-inline constexpr std::int64_t kShardAlignment = 128;
+inline constexpr std::int64_t kShardAlignment = 256;
 
 // The piece of a parameter that a tensor-parallel rank holds. A rank-1 parameter is a column: cols
 // == 1.

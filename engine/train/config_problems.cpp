@@ -172,13 +172,13 @@ void check_memory(const RunConfig& c, Problems& problems) {
   };
   const bool is_full = c.memory.recompute == "full" || c.memory.recompute == "auto";
   if (lists("activations") && !is_full) {
-    problems.add({"memory.offload", "memory.recompute"},
+    problems.add({"memory.offload"},
                  fmt::format("lists activations, but memory.recompute {} keeps more than the inputs "
                              "of the blocks; write memory.recompute full or auto",
                              c.memory.recompute));
   }
   if (lists("masters") && (c.precision.master_weights == "none" || c.precision.compute == "fp32")) {
-    problems.add({"memory.offload", "precision.master_weights", "precision.compute"},
+    problems.add({"memory.offload"},
                  fmt::format("lists masters, but there are none with precision.compute {} and "
                              "precision.master_weights {}; leave it out",
                              c.precision.compute, c.precision.master_weights));

@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/host_memory.h"
 #include "data/progress_display.h"
 #include "engine/core/log.h"
 #include "engine/core/text.h"
@@ -55,6 +57,40 @@ std::string describe_pipeline(const ParallelOptions& options, const MeshShape& s
   const std::string chunks =
       options.virtual_stages > 1 ? fmt::format(" x {} virtual", options.virtual_stages) : "";
   return fmt::format("pipeline {}{} ({}) x ", shape.pipeline, chunks, options.pipeline_schedule);
+}
+
+// Ranks on this rank's node, by the host's name, however they are numbered. Collective.
+std::int64_t ranks_on_node(Communicator& world) {
+  char name[256] = {};
+  CHECK(gethostname(name, sizeof name - 1) == 0, "[train] the host has no name");
+  const auto color = static_cast<int>(std::hash<std::string>{}(name) & 0x7fffffff);
+  return world.split(color, world.rank(), "host memory")->size();
+}
+
+// What the ranks plan for. Where something is left to choose they must choose alike: a block that is
+// computed again takes part in collectives again. Collective.
+MemoryLimits memory_limits(const MemoryOptions& options, const ProcessMesh& mesh,
+                           BackendContext& context) {
+  MemoryLimits limits;
+  limits.device = options.limit ? static_cast<std::size_t>(parse_bytes(*options.limit).value())
+                                : context.available_bytes();
+  Communicator& world = mesh.world();
+  if (!options.offload.empty()) {
+    limits.host = static_cast<std::size_t>(available_host_bytes() / ranks_on_node(world));
+  }
+  if (!chooses_memory(options) || world.size() == 1) return limits;
+  // The least of all ranks: the largest of the negatives.
+  const auto stream = context.make_stream("memory limits");
+  const Buffer memory(context, 2 * sizeof(std::int64_t));
+  std::int64_t values[2] = {-static_cast<std::int64_t>(limits.device),
+                            -static_cast<std::int64_t>(limits.host)};
+  stream->copy_bytes(memory.data(), values, sizeof values);
+  world.all_reduce(Tensor(memory.data(), DType::kI64, Shape{2}, memory.device()), ReduceOp::kMax, *stream);
+  stream->copy_bytes(values, memory.data(), sizeof values);
+  stream->synchronize();
+  limits.device = static_cast<std::size_t>(-values[0]);
+  limits.host = static_cast<std::size_t>(-values[1]);
+  return limits;
 }
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
@@ -163,10 +199,11 @@ void Trainer::plan() {
   const std::int64_t max_documents =
       std::max(train_loader_->max_documents(), eval_loader_ ? eval_loader_->max_documents() : 1);
   options_ = runtime_options(config_, mesh_.shape(), max_documents);
-  const std::size_t limit =
-      config_.memory.limit ? static_cast<std::size_t>(parse_bytes(*config_.memory.limit).value()) : 0;
-  memory_ = plan_memory(config_, hf_.model, mesh_.shape(), mesh_.world().rank(), context_->capabilities(),
-                        limit != 0 ? limit : context_->available_bytes(), options_);
+  MemoryChoice choice =
+      plan_memory(config_, hf_.model, mesh_.shape(), mesh_.world().rank(),
+                  context_->capabilities(), memory_limits(config_.memory, mesh_, *context_), options_);
+  memory_ = std::move(choice.memory);
+  memory_reason_ = std::move(choice.reason);
 }
 
 void Trainer::report_plan() {
@@ -174,9 +211,10 @@ void Trainer::report_plan() {
   log::info("model     {} {}  {} parameters  vocabulary {}", name_of(hf_.model.architecture),
             config_.model.path, format_count(static_cast<double>(parameter_count(hf_.model))),
             hf_.model.vocab_size);
-  log::info("layout    {} ranks on {}: {}data {} x tensor {}{}, zero {}, compute {}", mesh_.world().size(),
-            to_string(context_->device()), describe_pipeline(config_.parallel, shape), shape.data,
-            shape.tensor,
+  log::info("layout    {} ranks on {}: {}data {} x {}tensor {}{}, zero {}, compute {}",
+            mesh_.world().size(), to_string(context_->device()),
+            describe_pipeline(config_.parallel, shape), shape.data,
+            shape.context > 1 ? fmt::format("context {} x ", shape.context) : "", shape.tensor,
             options_.sequence_parallel ? " with sequence parallelism" : "", options_.params.zero,
             config_.precision.compute);
   if (!config_.data.add_tokens.empty()) {
@@ -202,9 +240,12 @@ void Trainer::report_plan() {
     classes += fmt::format("{}{} {:.1f}", classes.empty() ? "" : ", ", name_of(memory_class),
                            static_cast<double>(bytes) / (1 << 20));
   }
-  const char* recompute[] = {"none", "selective", "full"};
   log::info("memory    {:.1f} MiB per rank ({}), recompute {}", static_cast<double>(memory_.total()) / (1 << 20),
-            classes, recompute[static_cast<int>(options_.recompute)]);
+            classes, describe_memory_choice(options_));
+  if (memory_.host > 0) {
+    log::info("memory    {:.1f} MiB per rank in host memory", static_cast<double>(memory_.host) / (1 << 20));
+  }
+  if (!memory_reason_.empty()) log::info("memory    {}", memory_reason_);
 }
 
 std::filesystem::path Trainer::checkpoint_folder() const {
@@ -212,6 +253,10 @@ std::filesystem::path Trainer::checkpoint_folder() const {
 }
 
 void Trainer::start_weights() {
+  if (settings_.is_benchmark) {
+    initialize_random(*runtime_, static_cast<std::uint64_t>(config_.train.seed));
+    return;
+  }
   std::optional<std::filesystem::path> from;
   if (settings_.resume == "auto") {
     std::string note;
@@ -320,8 +365,7 @@ void Trainer::run_step(std::int64_t step) {
   const std::int64_t count = train_loader_->used_micro_batches(step - 1);
   runtime.run_micro_batches(static_cast<int>(count), [&](int i, const DeviceBatch& target) {
     const MicroBatch batch = train_loader_->load(step - 1, i);
-    target_tokens += static_cast<double>(batch.target_tokens);
-    uploader_->upload(batch, target);
+    target_tokens += static_cast<double>(uploader_->upload(batch, target));
   });
 
   Staging::Scalars* scalars = &slot.scalars;
@@ -337,7 +381,7 @@ void Trainer::run_step(std::int64_t step) {
   runtime.sum_totals();
   runtime.sync().finish_gradients();
   if (parameter_norms_ && is_logged(step)) parameter_norms_->enqueue(step);
-  checkpoints_->before_update(stream);
+  if (checkpoints_) checkpoints_->before_update(stream);
   optimizer_step(runtime, adamw_settings(config_.optimizer));
 
   Staging::Results* results = &slot.results;
@@ -392,6 +436,10 @@ void Trainer::collect(std::int64_t step) {
     row.mfu = row.tokens_per_second_per_gpu * flops_per_token(hf_.model, config_.train.sequence_length) / peak;
   }
   row.skipped = !applied;
+  if (settings_.is_benchmark) {
+    measured_.push_back(row);
+    return;
+  }
   if (is_first_) {
     if (is_logged(step)) {
       row.memory_peak_bytes = memory_in_use();
@@ -495,6 +543,18 @@ bool Trainer::stops_at(std::int64_t step) {
   const std::optional<StopDecision> decision = control_->agreed_stop(step);
   if (decision) stop_reason_ = decision->reason;
   return decision.has_value();
+}
+
+std::vector<TrainRow> Trainer::run_steps(std::int64_t count) {
+  CHECK(settings_.is_benchmark, "[train] run_steps is for benchmarks");
+  const std::int64_t last = enqueued_step_ + count;
+  first_timed_step_ = enqueued_step_ + 1;
+  while (enqueued_step_ < last) {
+    run_step(enqueued_step_ + 1);
+    collect(enqueued_step_ - 1);
+  }
+  collect(last);
+  return std::exchange(measured_, {});
 }
 
 int Trainer::run() {

@@ -17,6 +17,7 @@
 #include "engine/train/parameter_norms.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
+#include "engine/train/memory_choice.h"
 #include "engine/train/run_setup.h"
 #include "parallel/control/control_plane.h"
 
@@ -27,6 +28,7 @@ struct TrainSettings {
   std::vector<std::string> allowed_changes; // keys that may differ from the resumed run's
   bool overwrite = false;                   // start anew although the run folder holds a run
   bool dry_run = false;                     // plan and check everything, then stop
+  bool is_benchmark = false;  // random weights; no folder, checkpoints or rows: run_steps, not run
 };
 
 class Trainer {
@@ -38,6 +40,18 @@ class Trainer {
 
   // Trains to the end and returns the exit code: 0 done, 75 stopped on request after saving.
   int run();
+
+  // For benchmarks: makes `count` more steps and returns their rows, on every rank. Blocks until they
+  // are done.
+  std::vector<TrainRow> run_steps(std::int64_t count);
+
+  const RunConfig& config() const { return config_; }
+  const ModelConfig& model() const { return hf_.model; }
+  const ProcessMesh& mesh() const { return mesh_; }
+  const RuntimeOptions& options() const { return options_; }
+  const RuntimeMemory& planned_memory() const { return memory_; }
+  // What the device says is in use for this rank, or what was planned where it cannot tell.
+  std::uint64_t memory_in_use() const;
 
  private:
   struct Staging;
@@ -54,8 +68,6 @@ class Trainer {
   bool is_logged(std::int64_t step) const;
   // Whether it is the lowest loss so far; the same on all ranks.
   bool evaluate_at(std::int64_t step);
-  // What the device says is in use for this rank, or what was planned where it cannot tell.
-  std::uint64_t memory_in_use() const;
   void save(std::int64_t step);
   void write_model(const std::filesystem::path& folder);
   void finish(std::int64_t step);
@@ -80,6 +92,7 @@ class Trainer {
   LearningRateSchedule schedule_;
   RuntimeOptions options_;
   RuntimeMemory memory_;
+  std::string memory_reason_;  // why it is what it is, where something was chosen
   std::optional<GemmChoicesCache> gemm_choices_;  // where run.tune_gemm is on
   std::unique_ptr<ModelRuntime> runtime_;
   std::unique_ptr<BatchUploader> uploader_;
@@ -87,6 +100,7 @@ class Trainer {
   std::unique_ptr<ParameterNorms> parameter_norms_;  // where log.per_layer is on
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<Progress> progress_;
+  std::vector<TrainRow> measured_;  // of a benchmark's steps
 
   // State of the run that a checkpoint carries.
   std::int64_t start_step_ = 0;       // finished updates at the start

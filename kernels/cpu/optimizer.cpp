@@ -1,6 +1,7 @@
 // Gradient norm, the step's scalars, and AdamW over the segments of a flat shard. Bound by memory.
 #include "kernels/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 
@@ -12,6 +13,8 @@
 
 namespace tessera::cpu {
 namespace {
+
+static_assert(kFlatBlock % kMomentBlock == 0 && kMomentBlock <= kRun);
 
 std::span<const ShardSegment> segments_of(const char* op, const Tensor& segments, std::int64_t n) {
   const std::span<const ShardSegment> all(
@@ -51,18 +54,59 @@ void store_stochastic(const float* values, const std::uint32_t* noise, std::int6
   for (std::int64_t i = 0; i < n; ++i) out[i] = bf16::round_stochastic(values[i], noise[i]);
 }
 
-// Elements [begin, begin + n) of one segment, n <= kRun.
+// The moments of a block of codes while it is updated. What no segment holds keeps its value.
+struct MomentBlock {
+  MomentBlock(const AdamW& args, std::int64_t first) : begin(first) {
+    const auto scale = [&](const Tensor& t) { return row<float>(t, 0)[begin / kMomentBlock]; };
+    const float m_scale = scale(args.m_scale);
+    const float v_scale = scale(args.v_scale);
+    for (std::int64_t i = 0; i < kMomentBlock; ++i) {
+      m[i] = decode_m(row<std::uint8_t>(args.m, 0)[begin + i]) * m_scale;
+      v[i] = decode_v(row<std::uint8_t>(args.v, 0)[begin + i]) * v_scale;
+      m_noise[i] = v_noise[i] = kMomentNearest;
+    }
+  }
+  void store(const AdamW& args) const {
+    float largest_m = 0;
+    float largest_v = 0;
+    for (std::int64_t i = 0; i < kMomentBlock; ++i) {
+      largest_m = std::max(largest_m, std::abs(m[i]));
+      largest_v = std::max(largest_v, v[i]);
+    }
+    const float m_scale = moment_scale(largest_m);
+    const float v_scale = moment_scale(largest_v);
+    const float m_factor = inverse_moment_scale(m_scale);
+    const float v_factor = inverse_moment_scale(v_scale);
+    row<float>(args.m_scale, 0)[begin / kMomentBlock] = m_scale;
+    row<float>(args.v_scale, 0)[begin / kMomentBlock] = v_scale;
+    for (std::int64_t i = 0; i < kMomentBlock; ++i) {
+      row<std::uint8_t>(args.m, 0)[begin + i] = encode_m(m[i] * m_factor, m_noise[i]);
+      row<std::uint8_t>(args.v, 0)[begin + i] = encode_v(v[i] * v_factor, v_noise[i]);
+    }
+  }
+
+  std::int64_t begin;
+  float m[kMomentBlock], v[kMomentBlock];
+  std::uint32_t m_noise[kMomentBlock], v_noise[kMomentBlock];
+};
+
+// Elements [begin, begin + n) of one segment, n <= kRun; of `block`, where moments are codes.
 void update_run(const AdamW& args, const AdamWStep& step, const ShardSegment& segment,
-                std::int64_t begin, std::int64_t n) {
+                std::int64_t begin, std::int64_t n, MomentBlock* block) {
   float grad_buffer[kRun], m_buffer[kRun], v_buffer[kRun], p_buffer[kRun];
   const Tensor& parameter = args.master.defined() ? args.master : args.weight;
   const auto at = [begin](const Tensor& t) { return element(t, 0, begin); };
   const float* grad = read_run(at(args.grad), args.grad.dtype, n, grad_buffer);
-  const float* old_m = read_run(at(args.m), args.m.dtype, n, m_buffer);
-  const float* old_v = read_run(at(args.v), args.v.dtype, n, v_buffer);
+  const std::int64_t in_block = block != nullptr ? begin - block->begin : 0;
+  const float* old_m =
+      block != nullptr ? block->m + in_block : read_run(at(args.m), args.m.dtype, n, m_buffer);
+  const float* old_v =
+      block != nullptr ? block->v + in_block : read_run(at(args.v), args.v.dtype, n, v_buffer);
   const float* old_p = read_run(at(parameter), parameter.dtype, n, p_buffer);
-  float* m = output_run(at(args.m), args.m.dtype, m_buffer);
-  float* v = output_run(at(args.v), args.v.dtype, v_buffer);
+  float* m =
+      block != nullptr ? block->m + in_block : output_run(at(args.m), args.m.dtype, m_buffer);
+  float* v =
+      block != nullptr ? block->v + in_block : output_run(at(args.v), args.v.dtype, v_buffer);
   float* p = output_run(at(parameter), parameter.dtype, p_buffer);
   const float rate = step.learning_rate * segment.lr_scale;
   const float decay = segment.weight_decay;
@@ -78,7 +122,7 @@ void update_run(const AdamW& args, const AdamWStep& step, const ShardSegment& se
     p[i] = old_p[i] - rate * (decay * old_p[i] + direction);
   }
   const bool is_noisy = parameter.dtype == DType::kBF16 || args.m.dtype == DType::kBF16 ||
-                        args.v.dtype == DType::kBF16;
+                        args.v.dtype == DType::kBF16 || block != nullptr;
   if (is_noisy) {
     std::uint64_t index[kRun];
     std::int64_t row_index = (segment.local_begin + begin - segment.begin) / segment.local_cols;
@@ -107,6 +151,10 @@ void update_run(const AdamW& args, const AdamWStep& step, const ShardSegment& se
     round(parameter, p, weight_noise);
     round(args.m, m, m_noise);
     round(args.v, v, v_noise);
+    if (block != nullptr) {
+      std::copy_n(m_noise, n, block->m_noise + in_block);
+      std::copy_n(v_noise, n, block->v_noise + in_block);
+    }
   }
   if (args.master.defined()) {
     visit_float(args.weight.dtype,
@@ -181,10 +229,22 @@ void adamw(const AdamW& args, Stream& stream) {
     step.learning_rate = control.learning_rate;
     step.rounding_key = control.rounding_key;
     for_each_item(team, flat_blocks(n), team.threads(), [&](std::int64_t block, int) {
-      for_segments_in(segments, block * kFlatBlock, std::min(n, (block + 1) * kFlatBlock),
+      const std::int64_t last = std::min(n, (block + 1) * kFlatBlock);
+      if (args.m.dtype == DType::kU8) {
+        for (std::int64_t first = block * kFlatBlock; first < last; first += kMomentBlock) {
+          MomentBlock moments(args, first);
+          for_segments_in(segments, first, first + kMomentBlock,
+                          [&](const ShardSegment& segment, std::int64_t begin, std::int64_t end) {
+            update_run(args, step, segment, begin, end - begin, &moments);
+          });
+          moments.store(args);
+        }
+        return;
+      }
+      for_segments_in(segments, block * kFlatBlock, last,
                       [&](const ShardSegment& segment, std::int64_t begin, std::int64_t end) {
         for (std::int64_t at = begin; at < end; at += kRun) {
-          update_run(args, step, segment, at, std::min(kRun, end - at));
+          update_run(args, step, segment, at, std::min(kRun, end - at), nullptr);
         }
       });
     });

@@ -138,6 +138,15 @@ __device__ __forceinline__ void update(const AdamWArguments& a, const AdamWStep&
   p -= step.rate * (step.decay * p + direction);
 }
 
+// One element with the random bits of its place, rounded to the types it is stored as.
+__device__ __forceinline__ void update_element(const AdamWArguments& a, const AdamWStep& step,
+                                               const RoundingNoise& noise, float g, float& p, float& m, float& v) {
+  update(a, step, g, p, m, v);
+  if (a.master == nullptr && a.weight_dtype == DType::kBF16) p = round_stochastic(p, noise.weight);
+  if (a.m_dtype == DType::kBF16) m = round_stochastic(m, noise.m);
+  if (a.v_dtype == DType::kBF16) v = round_stochastic(v, noise.v);
+}
+
 __device__ __forceinline__ std::uint64_t global_index(const ShardSegment& segment, std::int64_t element) {
   const std::int64_t local = segment.local_begin + (element - segment.begin);
   const std::int64_t row = divide(local, segment.local_cols);
@@ -145,99 +154,274 @@ __device__ __forceinline__ std::uint64_t global_index(const ShardSegment& segmen
                                     (local - row * segment.local_cols));
 }
 
-// kNoisy: some stored value is bf16 and rounded stochastically.
-template <bool kNoisy>
-__device__ __forceinline__ void round_values(const AdamWArguments& a, const RoundingNoise& noise, float& p, float& m,
-                                             float& v) {
-  if constexpr (kNoisy) {
-    if (a.master == nullptr && a.weight_dtype == DType::kBF16) p = round_stochastic(p, noise.weight);
-    if (a.m_dtype == DType::kBF16) m = round_stochastic(m, noise.m);
-    if (a.v_dtype == DType::kBF16) v = round_stochastic(v, noise.v);
+// 1 / (1 - beta^t) without cancellation, in shared memory behind the next barrier.
+__device__ __forceinline__ void find_corrections(const AdamWArguments& a, float (&corrections)[2]) {
+  if (threadIdx.x < 2) {
+    const float beta = threadIdx.x == 0 ? a.beta1 : a.beta2;
+    corrections[threadIdx.x] = -1.0f / expm1f(static_cast<float>(a.control->adam_step) * log1pf(beta - 1.0f));
   }
 }
 
-// The vectors of a thread are asked for before anything is known about its segment: they need not wait
-// for the search.
-template <bool kNoisy>
-__global__ void __launch_bounds__(kThreads, 2) adamw_kernel(AdamWArguments a, Segments segments) {
-  __shared__ float corrections[2];
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
-  const StepControl& control = *a.control;
-  if (control.is_finite == 0 || control.has_targets == 0) return;
-  const bool is_whole = a.is_aligned && i + kWidth <= a.n;
-  float g[kWidth], p[kWidth], m[kWidth], v[kWidth];
-  if (is_whole) {
-    load_any8(a.grad, a.grad_dtype, i, g);
-    load_any8(a.m, a.m_dtype, i, m);
-    load_any8(a.v, a.v_dtype, i, v);
-    if (a.master != nullptr) {
-      load_any8(a.master, DType::kF32, i, p);
-    } else {
-      load_any8(a.weight, a.weight_dtype, i, p);
-    }
-  }
-  if (threadIdx.x < 2) {
-    // 1 / (1 - beta^t) without cancellation.
-    const float beta = threadIdx.x == 0 ? a.beta1 : a.beta2;
-    corrections[threadIdx.x] = -1.0f / expm1f(static_cast<float>(control.adam_step) * log1pf(beta - 1.0f));
-  }
-  __syncthreads();
-  if (i >= a.n) return;
-  std::int64_t s = segments.find(i);
-  if (s == segments.count) return;
-  AdamWStep step;
+__device__ __forceinline__ AdamWStep shared_step(const StepControl& control, const float (&corrections)[2]) {
+  AdamWStep step{};
   step.grad_scale = control.grad_scale;
   step.correction1 = corrections[0];
   step.correction2 = corrections[1];
-  if (is_whole && segments.data[s].begin <= i && i + kWidth <= segments.data[s].end) {
-    const ShardSegment& segment = segments.data[s];
-    step.rate = control.learning_rate * segment.lr_scale;
-    step.decay = segment.weight_decay;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) update(a, step, g[j], p[j], m[j], v[j]);
-    if constexpr (kNoisy) {
-      const PhiloxKey key = rounding_key_of(control.rounding_key, segment.stream);
-      const std::int64_t local = segment.local_begin + (i - segment.begin);
-      std::int64_t row = divide(local, segment.local_cols);
-      std::int64_t col = local - row * segment.local_cols;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const auto index = static_cast<std::uint64_t>(segment.global_begin + row * segment.global_cols + col);
-        const RoundingNoise noise = rounding_noise(key, index);
-        round_values<kNoisy>(a, noise, p[j], m[j], v[j]);
-        if (++col == segment.local_cols) {
-          col = 0;
-          ++row;
-        }
-      }
-    }
-    store_any8(a.m, a.m_dtype, i, m);
-    store_any8(a.v, a.v_dtype, i, v);
-    if (a.master != nullptr) store_any8(a.master, DType::kF32, i, p);
-    store_any8(a.weight, a.weight_dtype, i, p);
-    return;
-  }
-  const std::int64_t end = min(a.n, i + kWidth);
-  for (std::int64_t e = i; e < end; ++e) {
+  return step;
+}
+
+// Elements [begin, end) one by one, from the segment s on.
+__device__ __noinline__ void update_one_by_one(const AdamWArguments& a, AdamWStep step, const Segments& segments,
+                                               std::int64_t s, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t e = begin; e < end; ++e) {
     while (s < segments.count && segments.data[s].end <= e) ++s;
     if (s == segments.count) return;
     const ShardSegment& segment = segments.data[s];
     if (segment.begin > e) continue;
-    const float grad = load_any<float>(a.grad, a.grad_dtype, e);
-    float m1 = load_any<float>(a.m, a.m_dtype, e);
-    float v1 = load_any<float>(a.v, a.v_dtype, e);
-    float p1 = a.master != nullptr ? a.master[e] : load_any<float>(a.weight, a.weight_dtype, e);
+    const float g = load_any<float>(a.grad, a.grad_dtype, e);
+    float m = load_any<float>(a.m, a.m_dtype, e);
+    float v = load_any<float>(a.v, a.v_dtype, e);
+    float p = a.master != nullptr ? a.master[e] : load_any<float>(a.weight, a.weight_dtype, e);
+    step.rate = a.control->learning_rate * segment.lr_scale;
+    step.decay = segment.weight_decay;
+    const PhiloxKey key = rounding_key_of(a.control->rounding_key, segment.stream);
+    update_element(a, step, rounding_noise(key, global_index(segment, e)), g, p, m, v);
+    store_any<float>(a.m, a.m_dtype, e, m);
+    store_any<float>(a.v, a.v_dtype, e, v);
+    if (a.master != nullptr) a.master[e] = p;
+    store_any<float>(a.weight, a.weight_dtype, e, p);
+  }
+}
+
+// Eight neighbouring elements as they lie in memory: read before anything is known about their
+// segment, unpacked when it is.
+template <typename T>
+struct Octet {
+  using A = Access<T, kVector<T>>;
+  static constexpr int kVectors = kWidth / kVector<T>;
+  typename A::Raw raw[kVectors];
+
+  __device__ __forceinline__ void load(const void* base, std::int64_t i) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) raw[k] = A::load(static_cast<const T*>(base) + i + k * kVector<T>);
+  }
+  __device__ __forceinline__ void unpack(float (&out)[kWidth]) const {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float part[kVector<T>];
+      A::unpack(raw[k], part);
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) out[k * kVector<T> + j] = part[j];
+    }
+  }
+  static __device__ __forceinline__ void store(void* base, std::int64_t i, const float (&in)[kWidth]) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float part[kVector<T>];
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) part[j] = in[k * kVector<T> + j];
+      A::write(static_cast<T*>(base) + i + k * kVector<T>, part);
+    }
+  }
+};
+
+// W, G, M: weights, gradients and both moments; kHasMaster: fp32 masters are updated and the weights
+// are their copies. Philox blocks serve pairs of elements: drawing the random bits is most of the
+// arithmetic.
+template <typename W, typename G, typename M, bool kHasMaster>
+__global__ void __launch_bounds__(kThreads, 3) adamw_kernel(AdamWArguments a, Segments segments) {
+  using P = std::conditional_t<kHasMaster, float, W>;
+  constexpr bool kNoisyWeight = std::is_same_v<P, __nv_bfloat16>;
+  constexpr bool kNoisyMoments = std::is_same_v<M, __nv_bfloat16>;
+  __shared__ float corrections[2];
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+  const StepControl& control = *a.control;
+  if (control.is_finite == 0 || control.has_targets == 0) return;
+  void* parameter = kHasMaster ? static_cast<void*>(a.master) : a.weight;
+  const bool is_whole = i + kWidth <= a.n;
+  Octet<P> old_p;
+  Octet<G> old_g;
+  Octet<M> old_m, old_v;
+  if (is_whole) {
+    old_g.load(a.grad, i);
+    old_m.load(a.m, i);
+    old_v.load(a.v, i);
+    old_p.load(parameter, i);
+  }
+  find_corrections(a, corrections);
+  __syncthreads();
+  if (i >= a.n) return;
+  const std::int64_t s = segments.find(i);
+  if (s == segments.count) return;
+  const ShardSegment& segment = segments.data[s];
+  AdamWStep step = shared_step(control, corrections);
+  if (!is_whole || segment.begin > i || i + kWidth > segment.end) {
+    update_one_by_one(a, step, segments, s, i, min(a.n, i + kWidth));
+    return;
+  }
+  step.rate = control.learning_rate * segment.lr_scale;
+  step.decay = segment.weight_decay;
+  float g[kWidth], p[kWidth], m[kWidth], v[kWidth];
+  old_g.unpack(g);
+  old_m.unpack(m);
+  old_v.unpack(v);
+  old_p.unpack(p);
+  if constexpr (kNoisyWeight || kNoisyMoments) {
+    const PhiloxKey key = rounding_key_of(control.rounding_key, segment.stream);
+    const auto round = [&](int j, const RoundingNoise& noise) {
+      update(a, step, g[j], p[j], m[j], v[j]);
+      if constexpr (kNoisyWeight) p[j] = round_stochastic(p[j], noise.weight);
+      if constexpr (kNoisyMoments) {
+        m[j] = round_stochastic(m[j], noise.m);
+        v[j] = round_stochastic(v[j], noise.v);
+      }
+    };
+    const std::int64_t local = segment.local_begin + (i - segment.begin);
+    const std::int64_t row = divide(local, segment.local_cols);
+    std::int64_t left = (row + 1) * segment.local_cols - local;
+    auto index = static_cast<std::uint64_t>(segment.global_begin + row * segment.global_cols +
+                                            (segment.local_cols - left));
+    const bool is_paired = (index | left | segment.local_cols | segment.global_cols) % 2 == 0;
+    if (is_paired) {
+#pragma unroll
+      for (int j = 0; j < kWidth; j += 2) {
+        const PhiloxBlock block = philox(key, index / 2);
+        round(j, rounding_noise_of(block, 0));
+        round(j + 1, rounding_noise_of(block, 1));
+        index += 2;
+        if ((left -= 2) == 0) {
+          left = segment.local_cols;
+          index += segment.global_cols - segment.local_cols;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) round(j, rounding_noise(key, global_index(segment, i + j)));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) update(a, step, g[j], p[j], m[j], v[j]);
+  }
+  Octet<M>::store(a.m, i, m);
+  Octet<M>::store(a.v, i, v);
+  if constexpr (kHasMaster) Octet<float>::store(a.master, i, p);
+  Octet<W>::store(a.weight, i, p);
+}
+
+// Any mix of types and any alignment.
+__global__ void __launch_bounds__(kThreads) adamw_any_kernel(AdamWArguments a, Segments segments) {
+  __shared__ float corrections[2];
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+  if (a.control->is_finite == 0 || a.control->has_targets == 0) return;
+  find_corrections(a, corrections);
+  __syncthreads();
+  if (i >= a.n) return;
+  update_one_by_one(a, shared_step(*a.control, corrections), segments, segments.find(i), i, min(a.n, i + kWidth));
+}
+
+// Eight codes of a thread as they lie in memory.
+struct alignas(8) Codes {
+  std::uint8_t at[kWidth];
+};
+static_assert(32 * kWidth == kMomentBlock, "a warp owns a block of moments");
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  }
+  return x;
+}
+
+// With 8-bit moments: a warp decodes a block, updates it and encodes it under its new scale. n is a
+// multiple of the block, so that all threads of a warp are within it or none.
+__global__ void __launch_bounds__(kThreads, 2)
+    adamw_codes_kernel(AdamWArguments a, float* m_scales, float* v_scales, Segments segments) {
+  __shared__ float corrections[2];
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+  const StepControl& control = *a.control;
+  if (control.is_finite == 0 || control.has_targets == 0) return;
+  find_corrections(a, corrections);
+  __syncthreads();
+  if (i >= a.n) return;
+  Codes* m_codes = reinterpret_cast<Codes*>(static_cast<std::uint8_t*>(a.m) + i);
+  Codes* v_codes = reinterpret_cast<Codes*>(static_cast<std::uint8_t*>(a.v) + i);
+  const std::int64_t block = i / kMomentBlock;
+  float g[kWidth], p[kWidth], m[kWidth], v[kWidth];
+  std::uint32_t m_noise[kWidth], v_noise[kWidth];
+  {
+    const Codes old_m = *m_codes, old_v = *v_codes;
+    const float m_scale = m_scales[block], v_scale = v_scales[block];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      m[j] = decode_m(old_m.at[j]) * m_scale;
+      v[j] = decode_v(old_v.at[j]) * v_scale;
+      m_noise[j] = v_noise[j] = kMomentNearest;
+    }
+  }
+  const void* parameter = a.master != nullptr ? a.master : a.weight;
+  const DType parameter_dtype = a.master != nullptr ? DType::kF32 : a.weight_dtype;
+  if (a.is_aligned) {
+    load_any8(a.grad, a.grad_dtype, i, g);
+    load_any8(parameter, parameter_dtype, i, p);
+  } else {
+    for (int j = 0; j < kWidth; ++j) {
+      g[j] = load_any<float>(a.grad, a.grad_dtype, i + j);
+      p[j] = load_any<float>(parameter, parameter_dtype, i + j);
+    }
+  }
+  AdamWStep step = shared_step(control, corrections);
+  std::int64_t s = segments.find(i);
+  bool is_updated[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const std::int64_t e = i + j;
+    while (s < segments.count && segments.data[s].end <= e) ++s;
+    is_updated[j] = s < segments.count && segments.data[s].begin <= e;
+    if (!is_updated[j]) continue;
+    const ShardSegment& segment = segments.data[s];
     step.rate = control.learning_rate * segment.lr_scale;
     step.decay = segment.weight_decay;
-    update(a, step, grad, p1, m1, v1);
-    if constexpr (kNoisy) {
-      const PhiloxKey key = rounding_key_of(control.rounding_key, segment.stream);
-      round_values<kNoisy>(a, rounding_noise(key, global_index(segment, e)), p1, m1, v1);
-    }
-    store_any<float>(a.m, a.m_dtype, e, m1);
-    store_any<float>(a.v, a.v_dtype, e, v1);
-    if (a.master != nullptr) a.master[e] = p1;
-    store_any<float>(a.weight, a.weight_dtype, e, p1);
+    update(a, step, g[j], p[j], m[j], v[j]);
+    const PhiloxKey key = rounding_key_of(control.rounding_key, segment.stream);
+    const RoundingNoise noise = rounding_noise(key, global_index(segment, e));
+    m_noise[j] = noise.m;
+    v_noise[j] = noise.v;
+    if (parameter_dtype == DType::kBF16) p[j] = round_stochastic(p[j], noise.weight);
+  }
+  float largest_m = 0, largest_v = 0;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    largest_m = fmaxf(largest_m, fabsf(m[j]));
+    largest_v = fmaxf(largest_v, v[j]);
+  }
+  const float m_scale = moment_scale(warp_max(largest_m));
+  const float v_scale = moment_scale(warp_max(largest_v));
+  const float m_factor = inverse_moment_scale(m_scale), v_factor = inverse_moment_scale(v_scale);
+  Codes new_m, new_v;
+  bool is_whole = a.is_aligned;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    new_m.at[j] = encode_m(m[j] * m_factor, m_noise[j]);
+    new_v.at[j] = encode_v(v[j] * v_factor, v_noise[j]);
+    is_whole = is_whole && is_updated[j];
+  }
+  *m_codes = new_m;
+  *v_codes = new_v;
+  if (threadIdx.x % 32 == 0) {
+    m_scales[block] = m_scale;
+    v_scales[block] = v_scale;
+  }
+  if (is_whole) {
+    if (a.master != nullptr) store_any8(a.master, DType::kF32, i, p);
+    store_any8(a.weight, a.weight_dtype, i, p);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    if (!is_updated[j]) continue;
+    if (a.master != nullptr) a.master[i + j] = p[j];
+    store_any<float>(a.weight, a.weight_dtype, i + j, p[j]);
   }
 }
 
@@ -290,14 +474,40 @@ void adamw(const AdamW& args, Stream& stream) {
   a.eps = args.eps;
   a.is_aligned = is_aligned(a.weight) && is_aligned(a.master) && is_aligned(a.grad) && is_aligned(a.m) &&
                  is_aligned(a.v);
-  const bool noisy = a.m_dtype == DType::kBF16 || a.v_dtype == DType::kBF16 ||
-                     (a.master == nullptr && a.weight_dtype == DType::kBF16);
+  CHECK(a.m_dtype != DType::kU8 || a.is_aligned || (reinterpret_cast<std::uintptr_t>(a.m) % 8 == 0 &&
+                                                    reinterpret_cast<std::uintptr_t>(a.v) % 8 == 0),
+        "[adamw] codes do not start at multiples of 8 bytes");
+  const Segments segments(args.segments);
   const unsigned grid = grid_size(ceil_div(n, kThreads * kWidth));
-  if (noisy) {
-    adamw_kernel<true><<<grid, kThreads, 0, s>>>(a, Segments(args.segments));
-  } else {
-    adamw_kernel<false><<<grid, kThreads, 0, s>>>(a, Segments(args.segments));
+  if (a.m_dtype == DType::kU8) {
+    adamw_codes_kernel<<<grid, kThreads, 0, s>>>(a, pointer<float>(args.m_scale), pointer<float>(args.v_scale),
+                                                 segments);
+    TESSERA_LAUNCHED();
+    return;
   }
+  const auto is_half = [](DType dtype) { return dtype == DType::kBF16; };
+  const bool is_typed = a.is_aligned && a.m_dtype == a.v_dtype && (a.master == nullptr || is_half(a.weight_dtype));
+  if (!is_typed) {
+    adamw_any_kernel<<<grid, kThreads, 0, s>>>(a, segments);
+    TESSERA_LAUNCHED();
+    return;
+  }
+  const auto choose = [](bool half, auto&& next) {
+    half ? next(TypeTag<__nv_bfloat16>{}) : next(TypeTag<float>{});
+  };
+  choose(is_half(a.weight_dtype), [&]<typename W>(TypeTag<W>) {
+    choose(is_half(a.grad_dtype), [&]<typename G>(TypeTag<G>) {
+      choose(is_half(a.m_dtype), [&]<typename M>(TypeTag<M>) {
+        if constexpr (std::is_same_v<W, __nv_bfloat16>) {
+          if (a.master != nullptr) {
+            adamw_kernel<W, G, M, true><<<grid, kThreads, 0, s>>>(a, segments);
+            return;
+          }
+        }
+        adamw_kernel<W, G, M, false><<<grid, kThreads, 0, s>>>(a, segments);
+      });
+    });
+  });
   TESSERA_LAUNCHED();
 }
 

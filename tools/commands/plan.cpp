@@ -9,6 +9,7 @@
 #include "engine/core/log.h"
 #include "engine/plan/gpu_model.h"
 #include "engine/plan/traffic.h"
+#include "engine/train/memory_choice.h"
 #include "engine/train/precision.h"
 #include "engine/train/run_setup.h"
 #include "models/hf/names.h"
@@ -33,6 +34,8 @@ double gib(double bytes) { return bytes / (1 << 30); }
 struct StagePlan {
   std::string layers;
   RuntimeMemory memory;
+  std::string choice;  // of recompute and offload
+  std::string reason;  // why, where it was left open
   Recompute recompute = Recompute::kNone;
   bool fits = true;
 };
@@ -52,16 +55,19 @@ std::vector<StagePlan> plan_stages(const RunConfig& config, const ModelConfig& m
       plan.layers += fmt::format("{}{}-{}", plan.layers.empty() ? "" : ", ", piece.first_layer,
                                  piece.first_layer + piece.num_layers - 1);
     }
+    MemoryChoice choice;
     try {
-      plan.memory =
-          plan_memory(config, model, mesh, rank, gpu.capabilities, gpu.usable_bytes, runtime);
+      MemoryLimits limits;
+      limits.device = gpu.usable_bytes;
+      choice = plan_memory(config, model, mesh, rank, gpu.capabilities, limits, runtime);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kAnswerNo) throw;
       plan.fits = false;
-      RunConfig least = config;
-      if (least.memory.recompute == "auto") least.memory.recompute = "full";
-      plan.memory = plan_memory(least, model, mesh, rank, gpu.capabilities, 0, runtime);
+      choice = plan_least_memory(config, model, mesh, rank, gpu.capabilities, runtime);
     }
+    plan.memory = std::move(choice.memory);
+    plan.reason = std::move(choice.reason);
+    plan.choice = describe_memory_choice(runtime);
     plan.recompute = runtime.recompute;
     stages.push_back(std::move(plan));
   }
@@ -83,7 +89,9 @@ int run(const Options& options) {
   const std::int64_t documents =
       options.max_documents > 0
           ? options.max_documents
-          : batch.micro_batch_size * std::max<std::int64_t>(1, config.train.sequence_length / 64);
+          : batch.micro_batch_size *
+                (config.data.packing ? std::max<std::int64_t>(1, config.train.sequence_length / 64)
+                                     : 1);
   RuntimeOptions runtime = runtime_options(config, mesh, documents);
   const std::vector<StagePlan> stages = plan_stages(config, hf.model, mesh, gpu, runtime);
   const StagePlan& worst = *std::max_element(
@@ -107,6 +115,8 @@ int run(const Options& options) {
     json["ranks"] = ranks;
     json["parameters"] = parameter_count(hf.model);
     json["recompute"] = recompute[static_cast<int>(runtime.recompute)];
+    json["choice"] = worst.choice;
+    json["reason"] = worst.reason;
     for (int i = 0; i < kMemoryClasses; ++i) {
       const auto memory_class = static_cast<MemoryClass>(i);
       json["memory"][name_of(memory_class)] = memory.plan.total(memory_class);
@@ -114,8 +124,10 @@ int run(const Options& options) {
     json["memory"]["scratch"] = memory.compute_scratch + memory.communication_scratch;
     json["memory"]["reserved"] = gpu.reserved_bytes;
     json["memory"]["total"] = memory.total() + gpu.reserved_bytes;
+    json["memory"]["host"] = memory.host;
     json["fp8_gemm_share"] = fp8_share(hf.model, runtime, mesh.tensor);
     json["traffic_bytes"]["tensor"] = traffic.tensor_bytes;
+    json["traffic_bytes"]["context"] = traffic.context_bytes;
     json["traffic_bytes"]["data"] = traffic.data_bytes;
     json["traffic_bytes"]["pipeline"] = traffic.pipeline_bytes;
     for (const StagePlan& stage : stages) {
@@ -130,13 +142,14 @@ int run(const Options& options) {
     std::printf("%s\n", json.dump().c_str());
     return fits ? 0 : 1;
   }
-  std::printf("%s: %s parameters on %lld x %s: %sdata %d x tensor %d, zero %d, recompute %s\n",
+  std::printf("%s: %s parameters on %lld x %s: %sdata %d x %stensor %d, zero %d, recompute %s\n",
               config.model.path.c_str(),
               fmt::format("{:.2f}B", static_cast<double>(parameter_count(hf.model)) / 1e9).c_str(),
               static_cast<long long>(ranks), gpu.name.c_str(),
               mesh.pipeline > 1 ? fmt::format("pipeline {} x ", mesh.pipeline).c_str() : "",
-              mesh.data, mesh.tensor, runtime.params.zero,
-              recompute[static_cast<int>(runtime.recompute)]);
+              mesh.data, mesh.context > 1 ? fmt::format("context {} x ", mesh.context).c_str() : "",
+              mesh.tensor, runtime.params.zero, worst.choice.c_str());
+  if (!worst.reason.empty()) std::printf("%s\n", worst.reason.c_str());
   for (const std::string& line : precision_report(config, hf.model, runtime, mesh.tensor)) {
     std::printf("fp8 %s\n", line.c_str());
   }
@@ -145,8 +158,7 @@ int run(const Options& options) {
     for (std::size_t i = 0; i < stages.size(); ++i) {
       std::printf("  %-4zu %-18s %8.3f  %s%s\n", i, stages[i].layers.c_str(),
                   gib(static_cast<double>(stages[i].memory.total() + gpu.reserved_bytes)),
-                  recompute[static_cast<int>(stages[i].recompute)],
-                  stages[i].fits ? "" : ", does not fit");
+                  stages[i].choice.c_str(), stages[i].fits ? "" : ", does not fit");
     }
   }
   std::printf("\nmemory per rank%s                GiB\n",
@@ -169,14 +181,22 @@ int run(const Options& options) {
     std::printf("   of %.1f: %s", gib(static_cast<double>(gpu.usable_bytes + gpu.reserved_bytes)),
                 fits ? "fits" : "does not fit");
   }
+  if (memory.host > 0) {
+    std::printf("\n  %-22s %10.3f   page-locked", "host memory",
+                gib(static_cast<double>(memory.host)));
+  }
   std::printf("\n\nper step and rank\n");
   std::printf("  %-22s %10.1f   global batch of %lld rows, %lld tokens\n", "tokens",
               tokens / static_cast<double>(ranks), static_cast<long long>(batch.global_batch_size),
               static_cast<long long>(tokens));
   std::printf("  %-22s %10.3f   GiB sent over the tensor group\n", "tensor parallel",
               gib(traffic.tensor_bytes));
-  std::printf("  %-22s %10.3f   GiB sent over the data group\n", "data parallel",
-              gib(traffic.data_bytes));
+  if (mesh.context > 1) {
+    std::printf("  %-22s %10.3f   GiB sent over the context group\n", "context parallel",
+                gib(traffic.context_bytes));
+  }
+  std::printf("  %-22s %10.3f   GiB sent over the data%s group\n", "data parallel",
+              gib(traffic.data_bytes), mesh.context > 1 ? " x context" : "");
   if (mesh.pipeline > 1) {
     const double units =
         static_cast<double>(batch.gradient_accumulation_steps * runtime.pipeline.chunks);

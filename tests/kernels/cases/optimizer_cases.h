@@ -27,14 +27,67 @@ inline std::vector<ShardSegment> optimizer_segments(std::int64_t size) {
   return {first, second, third};
 }
 
+// Values as 8-bit moments: codes, scales, and what they stand for.
+struct MomentCodes {
+  Values codes, scales, values;
+};
+inline MomentCodes encode_moments(const Values& values, bool is_signed) {
+  MomentCodes result;
+  for (std::size_t block = 0; block < values.size(); block += kMomentBlock) {
+    float largest = 0;
+    for (std::size_t i = block; i < block + kMomentBlock; ++i) {
+      largest = std::max(largest, static_cast<float>(std::abs(values[i])));
+    }
+    const float scale = moment_scale(largest);
+    result.scales.push_back(scale);
+    for (std::size_t i = block; i < block + kMomentBlock; ++i) {
+      const float scaled = static_cast<float>(values[i]) * inverse_moment_scale(scale);
+      const std::uint8_t code = is_signed ? encode_m(scaled, kMomentNearest) : encode_v(scaled, kMomentNearest);
+      result.codes.push_back(code);
+      result.values.push_back((is_signed ? decode_m(code) : decode_v(code)) * scale);
+    }
+  }
+  return result;
+}
+inline Values decode_moments(const Values& codes, const Values& scales, bool is_signed) {
+  Values result;
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const auto code = static_cast<std::uint8_t>(codes[i]);
+    result.push_back((is_signed ? decode_m(code) : decode_v(code)) * scales[i / kMomentBlock]);
+  }
+  return result;
+}
+// The distance between neighbouring codes at each of these values, within blocks of their scales: an
+// eighth of a value's power of two, down to the least distance under the scale. That may be twice as
+// large where rounding moves the block's largest value over a power of two.
+inline Values moment_steps(const Values& values, bool is_signed) {
+  Values steps;
+  for (std::size_t block = 0; block < values.size(); block += kMomentBlock) {
+    double largest = 0;
+    for (std::size_t i = block; i < block + kMomentBlock; ++i) largest = std::max(largest, std::abs(values[i]));
+    const double least = 2 * static_cast<double>(moment_scale(static_cast<float>(largest))) * std::ldexp(1, is_signed ? -17 : -33);
+    for (std::size_t i = block; i < block + kMomentBlock; ++i) {
+      steps.push_back(std::max(std::abs(values[i]) / 8, least));
+    }
+  }
+  return steps;
+}
+
 inline std::vector<OpOutput> run_adamw(OpFixture& f, const AdamWCase& c) {
   const std::int64_t n = c.size;
   Values weight = normal_values(n, 1), m = normal_values(n, 3, 1e-2), v = normal_values(n, 4, 1e-2);
   for (double& x : v) x *= x;
   const DType parameter = c.master ? DType::kF32 : c.weight;
+  const bool has_codes = c.moment == DType::kU8;
   weight = rounded(weight, parameter);
-  m = rounded(m, c.moment);
-  v = rounded(v, c.moment);
+  MomentCodes m_codes, v_codes;
+  if (has_codes) {
+    m_codes = encode_moments(m, true), v_codes = encode_moments(v, false);
+    m = m_codes.values, v = v_codes.values;
+  } else {
+    m = rounded(m, c.moment);
+    v = rounded(v, c.moment);
+  }
   const Values grad = rounded(normal_values(n, 2, 3.0), c.grad);
   const std::vector<ShardSegment> segments = optimizer_segments(n);
   StepControl control;
@@ -47,8 +100,12 @@ inline std::vector<OpOutput> run_adamw(OpFixture& f, const AdamWCase& c) {
   args.weight = f.input(weight, c.weight, Shape{n});
   if (c.master) args.master = f.input(weight, DType::kF32, Shape{n});
   args.grad = f.input(grad, c.grad, Shape{n});
-  args.m = f.input(m, c.moment, Shape{n});
-  args.v = f.input(v, c.moment, Shape{n});
+  args.m = f.input(has_codes ? m_codes.codes : m, c.moment, Shape{n});
+  args.v = f.input(has_codes ? v_codes.codes : v, c.moment, Shape{n});
+  if (has_codes) {
+    args.m_scale = f.input(m_codes.scales, DType::kF32, Shape{n / kMomentBlock});
+    args.v_scale = f.input(v_codes.scales, DType::kF32, Shape{n / kMomentBlock});
+  }
   args.segments = f.bytes_of(segments);
   args.control = f.bytes_of(std::vector<StepControl>{control});
   f.run(adamw, args);
@@ -76,6 +133,16 @@ inline std::vector<OpOutput> run_adamw(OpFixture& f, const AdamWCase& c) {
       const double step = c.moment == DType::kBF16 ? epsilon_of(DType::kBF16) : 0;
       m_out.bound[i] = m_error + step * std::abs(new_m);
       v_out.bound[i] = v_error + step * new_v;
+    }
+  }
+  if (has_codes) {
+    // Stochastic rounding may go to either neighbour, also in between the segments where a scale grew.
+    m_out.got = decode_moments(m_out.got, f.values(args.m_scale), true);
+    v_out.got = decode_moments(v_out.got, f.values(args.v_scale), false);
+    const Values m_steps = moment_steps(m_out.want, true), v_steps = moment_steps(v_out.want, false);
+    for (std::size_t i = 0; i < m_steps.size(); ++i) {
+      m_out.bound[i] += m_steps[i];
+      v_out.bound[i] += v_steps[i];
     }
   }
   std::vector<OpOutput> outputs{m_out, v_out};
@@ -169,7 +236,9 @@ inline void add_optimizer_cases(std::vector<OpCase>& cases) {
   for (const AdamWCase& c : {AdamWCase{kF32, kF32, kF32}, AdamWCase{kF32, kF32, kF32, false, 61},
                              AdamWCase{kBF16, kF32, kF32, true}, AdamWCase{kBF16, kBF16, kBF16},
                              AdamWCase{kBF16, kBF16, kBF16, true}, AdamWCase{kF32, kBF16, kBF16},
-                             AdamWCase{kF32, kF32, kF32, true}}) {
+                             AdamWCase{kF32, kF32, kF32, true}, AdamWCase{kF32, kF32, kU8, false, 40960},
+                             AdamWCase{kBF16, kBF16, kU8, false, 256}, AdamWCase{kBF16, kBF16, kU8, true, 17664},
+                             AdamWCase{kBF16, kF32, kU8, false, 40960}}) {
     cases.push_back({"adamw_" + dtype_tag(c.weight) + "_grad_" + dtype_tag(c.grad) + "_moments_" +
                          dtype_tag(c.moment) + (c.master ? "_master" : "") + "_" + std::to_string(c.size),
                      c.weight, [=](OpFixture& f) { return run_adamw(f, c); }});
