@@ -17,7 +17,9 @@ std::unique_ptr<Communicator> Communicator::subgroup(const std::vector<int>& mem
   return group;
 }
 
-std::unique_ptr<PeerWindow> Communicator::make_window(const Tensor&, int) { return nullptr; }
+std::unique_ptr<PeerWindow> Communicator::make_window(const Tensor&, int, BackendContext&) {
+  return nullptr;
+}
 
 void copy_tensor(const Tensor& in, const Tensor& out, Stream& stream) {
   CHECK(in.dtype == out.dtype && in.numel() == out.numel(), "[copy_tensor] {} does not fit into {}",

@@ -70,9 +70,10 @@ class Communicator {
   // Blocks the calling thread until every rank has called it.
   virtual void barrier() = 0;
 
-  // A window on the peers' `memory` with `num_flags` flags per rank, or null where the backend has
-  // none. Collective; `memory` outlives the window.
-  virtual std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags);
+  // A window on the peers' `memory`, allocated by `context`, with `num_flags` flags per rank, or
+  // null on every rank where the backend has none. Collective; `memory` outlives the window.
+  virtual std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags,
+                                                  BackendContext& context);
 
   // Ends every pending and later operation of all ranks with an AbortedError that carries `reason`,
   // in this group and in every group that was split from the same world; safe to call from any

@@ -161,7 +161,8 @@ class HostCommunicator final : public Communicator {
       backend_->run(op);
     });
   }
-  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags) override {
+  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags,
+                                          BackendContext&) override {
     CHECK(memory.is_dense() && num_flags >= 0, "[{} make_window] memory {} with {} flags", name(),
           to_string(memory), num_flags);
     std::unique_ptr<PeerWindow> window;

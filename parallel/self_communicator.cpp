@@ -70,8 +70,10 @@ class SelfCommunicator final : public Communicator {
   }
   void barrier() override { check_not_aborted(); }
 
-  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags) override {
+  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags,
+                                          BackendContext&) override {
     check_not_aborted();
+    if (memory.device.kind != DeviceKind::kCpu) return nullptr;
     return threads::make_self_window(memory.data, memory.bytes(), num_flags);
   }
   std::function<void(const std::string&)> abort_handle() override {

@@ -14,6 +14,7 @@
 #include "engine/device/cuda/cuda_context.h"
 #include "parallel/collective_checks.h"
 #include "parallel/cuda/reduce_parts.h"
+#include "parallel/gpu_window.h"
 #include "parallel/nccl/lone_rank.h"
 #include "parallel/nccl/nccl_group.h"
 
@@ -140,6 +141,18 @@ class NcclCommunicator final : public Communicator {
     });
     group_->wait_last();
   }
+  std::unique_ptr<PeerWindow> make_window(const Tensor& memory, int num_flags,
+                                          BackendContext& context) override {
+    CHECK(!in_group_, "[{} make_window] a group scope holds only sends and receives", name());
+    GpuWindowOptions options;
+    options.name = name();
+    options.rank = rank();
+    options.size = size();
+    options.num_flags = num_flags;
+    options.timeout_seconds = group_->timeout_seconds();
+    options.tree = group_->tree();
+    return make_gpu_window(options, memory, context, [this](const std::string& own) { return exchange(own); });
+  }
   // Holds the tree alone: it must not keep NCCL's resources.
   std::function<void(const std::string&)> abort_handle() override {
     return [tree = group_->tree()](const std::string& reason) { tree->abort(reason); };
@@ -197,6 +210,37 @@ class NcclCommunicator final : public Communicator {
       cuda::reduce_parts(call.dtype, call.reduce, part, std::vector<void*>{out}, count, stream);
       done = end;
     }
+  }
+
+  // Everybody's blob, in order of ranks. Blocks.
+  std::vector<std::string> exchange(const std::string& own) {
+    constexpr std::size_t kRoom = 1024;
+    struct Blob {
+      std::uint32_t bytes;
+      char data[kRoom - sizeof(std::uint32_t)];
+    };
+    CHECK(own.size() <= sizeof(Blob::data) && sizeof(Blob) * static_cast<std::size_t>(size()) <= NcclGroup::kStagingBytes,
+          "[{} exchange] {} bytes of each of {} ranks", name(), own.size(), size());
+    std::vector<Blob> blobs(static_cast<std::size_t>(size()));
+    Blob& mine = blobs[static_cast<std::size_t>(rank())];
+    mine.bytes = static_cast<std::uint32_t>(own.size());
+    std::memcpy(mine.data, own.data(), own.size());
+    HostOp call;
+    call.kind = HostOpKind::kWindow;
+    call.sequence = ++sequence_;
+    char* staging = static_cast<char*>(group_->staging());
+    char* place = staging + static_cast<std::size_t>(rank()) * sizeof(Blob);
+    group_->run(call, group_->own_stream(), [&](ncclComm_t comm, cudaStream_t s) {
+      CUDA_CHECK(cudaMemcpyAsync(place, &mine, sizeof(Blob), cudaMemcpyHostToDevice, s));
+      return ncclAllGather(place, staging, sizeof(Blob), ncclUint8, comm, s);
+    });
+    group_->wait_last();
+    CUDA_CHECK(cudaMemcpyAsync(blobs.data(), staging, blobs.size() * sizeof(Blob), cudaMemcpyDeviceToHost,
+                               group_->own_stream()));
+    CUDA_CHECK(cudaStreamSynchronize(group_->own_stream()));
+    std::vector<std::string> result;
+    for (const Blob& blob : blobs) result.emplace_back(blob.data, blob.bytes);
+    return result;
   }
 
   void watch(Stream& stream) {

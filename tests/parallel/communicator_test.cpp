@@ -67,7 +67,7 @@ TEST(SelfCommunicator, WindowIsItsOwn) {
   const auto stream = context->make_stream("comm");
   float memory[4] = {};
   const float source[2] = {5, 6};
-  const auto window = world->make_window({memory, DType::kF32, {4}, Device{}}, 1);
+  const auto window = world->make_window({memory, DType::kF32, {4}, Device{}}, 1, *context);
   window->put(source, sizeof source, 0, 2 * sizeof(float), *stream);
   window->signal(0, 0, 1, *stream);
   window->wait(0, 1, *stream);

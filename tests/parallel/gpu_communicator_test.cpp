@@ -10,6 +10,7 @@
 #include "engine/device/buffer.h"
 #include "parallel/nccl_communicator.h"
 #include "parallel/one_gpu_communicator.h"
+#include "tests/parallel/window_harness.h"
 #include "tests/parallel/thread_ranks.h"
 
 namespace tessera::test {
@@ -84,7 +85,7 @@ class NcclCommunicator : public testing::Test {
 
 TEST_F(NcclCommunicator, MovesAndSplits) {
   for (const char* name : {"all_gather", "all_to_all", "broadcast", "send_recv", "large", "adjoints", "split",
-                           "events", "issue_order", "repeat", "mesh"}) {
+                           "events", "issue_order", "repeat", "mesh", "overlap"}) {
     run(name);
   }
 }
@@ -121,6 +122,19 @@ TEST_F(NcclCommunicator, NamesWhatItWaitedFor) {
     TESSERA_FAIL(ErrorKind::kInternal, "no error where one was due");
   }};
   EXPECT_EQ(run_case(groups(3), devices_, missing), "");
+}
+
+void run_windows(RankEnv& env) {
+  WindowEnv window{env.world.rank(), env.world.size(), env.context,
+                   [&](const Tensor& memory, int num_flags) {
+                     return env.world.make_window(memory, num_flags, env.context);
+                   },
+                   [&] { env.world.barrier(); }};
+  for (const char* name : {"gathers", "poisoned"}) run_window_case(name, window);
+}
+
+TEST_F(NcclCommunicator, ReachesEachOthersMemory) {
+  EXPECT_EQ(run_case(groups(), devices_, {"windows", run_windows}), "");
 }
 
 TEST_F(NcclCommunicator, RanksMeetThroughAnId) {

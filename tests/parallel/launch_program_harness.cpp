@@ -16,7 +16,9 @@
 
 #include "parallel/launch.h"
 #include "parallel/mesh.h"
+#include "parallel/gpu_window.h"
 #include "tests/parallel/communicator_conformance.h"
+#include "tests/parallel/window_harness.h"
 
 namespace tessera::test {
 namespace {
@@ -151,6 +153,25 @@ const std::map<std::string, std::function<int(Program&)>>& programs() {
   return all;
 }
 
+// A case of windows on GPUs, of which ranks share the first where there are too few.
+void run_gpu_window(RankContext& rank, const std::string& name) {
+  const auto context =
+      make_context(Device{DeviceKind::kCuda, rank.local_rank % cuda_device_count()});
+  GpuWindowOptions options;
+  options.name = "world";
+  options.rank = rank.rank;
+  options.size = rank.world_size;
+  options.timeout_seconds = name == "late" ? kShortWindowSeconds : 30;
+  WindowEnv env{rank.rank, rank.world_size, *context,
+                [&](const Tensor& memory, int num_flags) {
+                  options.num_flags = num_flags;
+                  return make_gpu_window(options, memory, *context,
+                                         exchange_over(rank.control, "window", 30));
+                },
+                [&] { rank.control.barrier("window", 30); }};
+  if (!run_window_case(name, env)) throw Error(ErrorKind::kUser, "no such case");
+}
+
 int run_program(const std::string& what) {
   std::istringstream words(what);
   std::string mode;
@@ -168,6 +189,11 @@ int run_program(const std::string& what) {
       Program program{rank};
       if (const auto found = programs().find(name); found != programs().end())
         return found->second(program);
+      if (const std::string prefix = "window_"; name.starts_with(prefix)) {
+        run_gpu_window(rank, name.substr(prefix.size()));
+        say(fmt::format("passed {} on rank {}", name, rank.rank));
+        return 0;
+      }
       // Cases of the conformance suite: "lasting", or one by name.
       RankEnv env{*rank.world, *program.context};
       if (name == "lasting") {

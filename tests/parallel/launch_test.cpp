@@ -295,5 +295,17 @@ TEST_F(LaunchMpi, MissingModuleIsNotNeededOnOneMachine) {
   EXPECT_EQ(ended.count("sum 3 on rank"), 2) << ended.output;
 }
 
+// CUDA IPC: processes that share a GPU, or have one each.
+TEST(LaunchOnGpus, ProcessesReachEachOthersMemory) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* name : {"gathers", "poisoned", "late"}) {
+      const Ended ended = run_program(fmt::format("processes {} window_{}", ranks, name));
+      EXPECT_EQ(ended.code, 0) << ended.output;
+      EXPECT_EQ(ended.count(fmt::format("passed window_{} on rank", name)), ranks) << ended.output;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::test

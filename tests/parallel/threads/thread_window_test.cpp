@@ -5,6 +5,7 @@
 #include "engine/device/cpu/cpu_stream.h"
 #include "parallel/peer_window.h"
 #include "tests/parallel/thread_ranks.h"
+#include "tests/parallel/window_harness.h"
 
 namespace tessera::test {
 namespace {
@@ -23,6 +24,19 @@ Tensor view(std::vector<float>& data) {
   return {data.data(), DType::kF32, {static_cast<std::int64_t>(data.size())}, Device{}};
 }
 
+TEST_P(ThreadWindow, PassesTheCasesOfAllWindows) {
+  for (const int size : {1, 2, 3}) {
+    run_thread_ranks(size, options(), [](RankEnv& env) {
+      WindowEnv window{env.world.rank(), env.world.size(), env.context,
+                       [&](const Tensor& memory, int num_flags) {
+                         return env.world.make_window(memory, num_flags, env.context);
+                       },
+                       [&] { env.world.barrier(); }};
+      for (const char* name : {"gathers", "poisoned"}) run_window_case(name, window);
+    });
+  }
+}
+
 // A gather by copies alone, over several rounds: put, signal, wait, read, tell that the place is
 // free.
 TEST_P(ThreadWindow, GathersByPuts) {
@@ -34,7 +48,7 @@ TEST_P(ThreadWindow, GathersByPuts) {
       std::vector<float> piece(kPiece);
       std::vector<float> sum(memory.size(), 0);
       // Flag r: the piece of rank r is here. Flag size + r: rank r has read everything.
-      const auto window = env.world.make_window(view(memory), 2 * size);
+      const auto window = env.world.make_window(view(memory), 2 * size, env.context);
       ASSERT_NE(window, nullptr);
       const auto copy = env.context.make_stream("copy");
       const auto compute = env.context.make_stream("compute");
@@ -73,7 +87,7 @@ TEST_P(ThreadWindow, GathersByPuts) {
 TEST_P(ThreadWindow, AbortEndsAWait) {
   run_thread_ranks(3, options(), [](RankEnv& env) {
     std::vector<float> memory(4);
-    const auto window = env.world.make_window(view(memory), 1);
+    const auto window = env.world.make_window(view(memory), 1, env.context);
     const auto stream = env.context.make_stream("copy");
     if (env.world.rank() == 0) {
       env.world.abort("the sky fell");
@@ -93,7 +107,7 @@ TEST_P(ThreadWindow, AbortEndsAWait) {
 TEST_P(ThreadWindow, PoisonEndsAWaitAndLaterPuts) {
   run_thread_ranks(2, options(), [](RankEnv& env) {
     std::vector<float> memory(4);
-    const auto window = env.world.make_window(view(memory), 1);
+    const auto window = env.world.make_window(view(memory), 1, env.context);
     const auto stream = env.context.make_stream("copy");
     if (env.world.rank() == 0) window->poison("bad step");
     const auto is_poisoned = [&](auto&& body) {
@@ -117,7 +131,7 @@ TEST_P(ThreadWindow, FailedStreamPoisonsInsteadOfSignalling) {
   if (GetParam()) return;  // an inline stream fails at the call
   run_thread_ranks(2, options(), [](RankEnv& env) {
     std::vector<float> memory(4);
-    const auto window = env.world.make_window(view(memory), 1);
+    const auto window = env.world.make_window(view(memory), 1, env.context);
     const auto stream = env.context.make_stream("copy");
     if (env.world.rank() == 0) {
       cpu::as_cpu(*stream).enqueue([] { throw Error(ErrorKind::kUser, "bad row"); });
@@ -133,7 +147,7 @@ TEST_P(ThreadWindow, FailedStreamPoisonsInsteadOfSignalling) {
 TEST_P(ThreadWindow, LateSignalIsAnErrorThatNamesTheFlag) {
   run_thread_ranks(2, options(0.2), [](RankEnv& env) {
     std::vector<float> memory(4);
-    const auto window = env.world.make_window(view(memory), 3);
+    const auto window = env.world.make_window(view(memory), 3, env.context);
     const auto stream = env.context.make_stream("copy");
     if (env.world.rank() == 1) {
       try {
@@ -152,7 +166,7 @@ TEST_P(ThreadWindow, LateSignalIsAnErrorThatNamesTheFlag) {
 TEST_P(ThreadWindow, WrongArgumentsAreRefused) {
   run_thread_ranks(2, options(), [](RankEnv& env) {
     std::vector<float> memory(env.world.rank() == 0 ? 4 : 8);
-    const auto window = env.world.make_window(view(memory), 2);
+    const auto window = env.world.make_window(view(memory), 2, env.context);
     const auto stream = env.context.make_stream("copy");
     EXPECT_EQ(window->bytes_of(0), 16u);
     EXPECT_EQ(window->bytes_of(1), 32u);
@@ -166,7 +180,7 @@ TEST_P(ThreadWindow, WrongArgumentsAreRefused) {
   EXPECT_THROW(run_thread_ranks(2, options(),
                                 [](RankEnv& env) {
                                   std::vector<float> memory(4);
-                                  env.world.make_window(view(memory), env.world.rank());
+                                  env.world.make_window(view(memory), env.world.rank(), env.context);
                                 }),
                Error);
 }
