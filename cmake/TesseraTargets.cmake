@@ -59,30 +59,34 @@ function(tessera_compile_fast target level)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${level}>)
 endfunction()
 
-# tessera_test(NAME SOURCES ... DEPENDS ...): a GoogleTest program run by ctest as one entry.
+# tessera_test(NAME SOURCES ... DEPENDS ...): a GoogleTest program and its entries for ctest.
 function(tessera_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   find_package(GTest REQUIRED)
   file(GLOB support CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/support/*.cpp)
   add_executable(${name} ${ARG_SOURCES} ${support})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} GTest::gtest)
-  # The references of ops are loops over numbers; sanitizers slow the others enough.
-  if(name STREQUAL "tests_kernels" OR TESSERA_SANITIZE)
+  # The references of ops are loops over numbers.
+  if(name STREQUAL "tests_kernels")
     tessera_compile_fast(${name} -O1)
   else()
     tessera_compile_fast(${name} -O0)
   endif()
   target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  add_test(NAME ${name} COMMAND ${name})
-  # Where ctest runs several at a time the longest ones start first.
-  if(name MATCHES "^tests_(parallel|commands)$")
-    set_tests_properties(${name} PROPERTIES COST 10)
-  elseif(name STREQUAL "tests_train")
-    set_tests_properties(${name} PROPERTIES COST 5)
-  endif()
   # A refused allocation is a null pointer under the sanitizers too: the tests look at how it is reported.
-  set_tests_properties(${name} PROPERTIES ENVIRONMENT
-    "ASAN_OPTIONS=allocator_may_return_null=1;TSAN_OPTIONS=allocator_may_return_null=1:suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/thread.supp")
+  set(environment "ASAN_OPTIONS=allocator_may_return_null=1"
+      "TSAN_OPTIONS=allocator_may_return_null=1:suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/thread.supp")
+  # Ranks that wait for each other leave the cores to others: ctest runs shares of these side by side, and first.
+  if(NOT name MATCHES "^tests_(parallel|commands)$")
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "${environment}")
+    return()
+  endif()
+  foreach(shard RANGE 2)
+    add_test(NAME ${name}_${shard} COMMAND ${name})
+    set_tests_properties(${name}_${shard} PROPERTIES COST 10
+      ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=3;GTEST_SHARD_INDEX=${shard}")
+  endforeach()
 endfunction()
 
 # The MPI communicator is a module loaded at run time, so the program starts where libmpi is missing.
