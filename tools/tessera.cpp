@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   tessera::add_tokenize_command(app, code);
   tessera::add_verify_command(app, code);
   tessera::add_doctor_command(app, code);
+  tessera::add_bench_command(app, code);
   try {
     app.parse(argc, argv);
     return code;

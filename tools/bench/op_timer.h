@@ -6,16 +6,16 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/device/buffer.h"
 #include "engine/device/stream.h"
 #include "engine/memory/scratch.h"
 #include "kernels/ops.h"
+#include "tools/bench/operands.h"
+#include "tools/bench/soak.h"
 
 namespace tessera {
 
@@ -35,35 +35,12 @@ class OpTimer {
 
   Stream& stream() { return *stream_; }
 
-  // A tensor of normal numbers (of nothing, for integer types); lives until clear().
   Tensor tensor(DType dtype, Shape shape, float std = 1.0f) {
-    const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-    buffers_.emplace_back(*context_, bytes);
-    const Tensor t(buffers_.back().data(), dtype, shape, context_->device());
-    if (is_fp8(dtype)) {
-      // Magnitudes that use the format's range, as scaled tensors do.
-      const Tensor wide = tensor(DType::kBF16, shape);
-      scale(Scale{wide, t, 100.0}, *stream_);
-    } else if (dtype == DType::kF32 || dtype == DType::kBF16) {
-      FillNormal fill;
-      fill.out = t.reshape(Shape{t.numel()});
-      fill.key = derive_key(++seed_, RandomPurpose::kSynthetic);
-      fill.global_cols = t.numel();
-      fill.std = std;
-      fill_normal(fill, *stream_);
-    } else {
-      stream_->set_zero(t.data, bytes);
-    }
-    return t;
+    return operands_.tensor(dtype, shape, std);
   }
   template <typename T>
   Tensor upload(DType dtype, const std::vector<T>& values) {
-    const std::int64_t count =
-        static_cast<std::int64_t>(values.size() * sizeof(T) / size_of(dtype));
-    const Tensor t = tensor(dtype, Shape{count});
-    stream_->copy_bytes(t.data, values.data(), values.size() * sizeof(T));
-    stream_->synchronize();
-    return t;
+    return operands_.upload(dtype, values);
   }
 
   // Times `make()()` over as many argument sets as keep `bytes` each out of the cache.
@@ -98,29 +75,10 @@ class OpTimer {
     fmt::print(stderr, "{} {:.4f} ms (scratch {} MiB)\n", name, rows_.back().milliseconds,
                scratch_bytes >> 20);
   }
-  void clear() {
-    stream_->synchronize();
-    buffers_.clear();
-  }
-
-  double copy_rate() {
-    const std::size_t bytes = std::size_t{2} << 30;
-    const Buffer a(*context_, bytes), b(*context_, bytes);
-    stream_->set_zero(a.data(), bytes);
-    std::vector<double> times;
-    for (int i = 0; i < 10; ++i) {
-      stream_->record(*start_);
-      stream_->copy_bytes(b.data(), a.data(), bytes);
-      stream_->record(*end_);
-      end_->synchronize();
-      times.push_back(end_->milliseconds_since(*start_));
-    }
-    std::sort(times.begin(), times.end());
-    return 2.0 * static_cast<double>(bytes) / times[5] / 1e6;
-  }
+  void clear() { operands_.clear(); }
 
   void print() {
-    const double copy = copy_rate();
+    const double copy = copy_rate(*context_) / 1e9;
     double product = 0;
     for (const Row& row : rows_) product = std::max(product, row.flops / row.milliseconds / 1e9);
     fmt::print("\ncopy {:.0f} GB/s (read + written); fastest product {:.0f} TFLOP/s\n", copy,
@@ -144,9 +102,8 @@ class OpTimer {
   std::unique_ptr<BackendContext> context_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> start_, end_;
-  std::deque<Buffer> buffers_;
+  Operands operands_{*stream_};
   std::vector<Row> rows_;
-  std::uint64_t seed_ = 0;
 };
 
 }  // namespace tessera

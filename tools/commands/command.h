@@ -19,6 +19,7 @@ namespace tessera {
 
 void add_train_command(CLI::App& app, int& code);
 void add_doctor_command(CLI::App& app, int& code);
+void add_bench_command(CLI::App& app, int& code);
 void add_plan_command(CLI::App& app, int& code);
 void add_eval_command(CLI::App& app, int& code);
 void add_generate_command(CLI::App& app, int& code);

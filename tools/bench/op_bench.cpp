@@ -1,6 +1,5 @@
-// bench_kernels [1b|8b] [filter] [--autotune]: times every op on GPU 0 at the shapes of a model's
-// training step (tools/bench/op_timer.h). Bytes are the minimum of the formula: each input read
-// once, each output written once.
+#include "tools/bench/op_bench.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/core/error.h"
 #include "kernels/ops.h"
 #include "kernels/quantize.h"
 #include "kernels/step_control.h"
@@ -679,51 +679,27 @@ void bench_optimizer(OpTimer& bench, const Model& m) {
   }
 }
 
-int run(int argc, char** argv) {
-  if (cuda_device_count() == 0) {
-    fmt::print(stderr, "[bench_kernels] no GPU can be used here\n");
-    return 2;
-  }
-  std::string filter;
-  const Model* chosen = nullptr;
-  ContextOptions options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const Model* named = nullptr;
-    for (const Model& m : kModels) named = argument == m.name ? &m : named;
-    if (named != nullptr) {
-      chosen = named;
-    } else if (argument == "--autotune") {
-      options.autotune_gemm = true;
-    } else {
-      filter = argument;
-    }
-  }
-  for (const Model& m : kModels) {
-    if (chosen != nullptr && chosen != &m) continue;
-    fmt::print("== {}: {} tokens\n", m.name, m.tokens);
-    OpTimer bench(options, filter);
-    bench_products(bench, m);
-    if (bench.stream().context().capabilities().sm_arch >= 89) bench_fp8(bench, m);
-    if (bench.stream().context().capabilities().sm_arch == 90) bench_fp8_blocks(bench, m);
-    bench_attention(bench, m, m.tokens / m.sequence, m.tokens / m.sequence, "rows");
-    bench_attention(bench, m, m.tokens / 1024, 4 * m.tokens / 1024, "packed 1k");
-    bench_block(bench, m);
-    bench_head(bench, m);
-    bench_optimizer(bench, m);
-    bench.print();
-  }
-  return 0;
-}
-
 }  // namespace
-}  // namespace tessera
 
-int main(int argc, char** argv) {
-  try {
-    return tessera::run(argc, argv);
-  } catch (const tessera::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return tessera::exit_code(error.kind());
-  }
+void bench_ops(const std::string& model, const std::string& filter, bool autotune) {
+  CHECK_USER(cuda_device_count() > 0, "[bench] ops are timed on a GPU, and none can be used here");
+  const Model* chosen = nullptr;
+  for (const Model& m : kModels) chosen = model == m.name ? &m : chosen;
+  CHECK_USER(chosen != nullptr, "[bench] {} is no model of the list; use 1b or 8b", model);
+  ContextOptions options;
+  options.autotune_gemm = autotune;
+  const Model& m = *chosen;
+  fmt::print("== {}: {} tokens\n", m.name, m.tokens);
+  OpTimer bench(options, filter);
+  bench_products(bench, m);
+  if (bench.stream().context().capabilities().sm_arch >= 89) bench_fp8(bench, m);
+  if (bench.stream().context().capabilities().sm_arch == 90) bench_fp8_blocks(bench, m);
+  bench_attention(bench, m, m.tokens / m.sequence, m.tokens / m.sequence, "rows");
+  bench_attention(bench, m, m.tokens / 1024, 4 * m.tokens / 1024, "packed 1k");
+  bench_block(bench, m);
+  bench_head(bench, m);
+  bench_optimizer(bench, m);
+  bench.print();
 }
+
+}  // namespace tessera
