@@ -6,11 +6,13 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "parallel/mpi_loader.h"
 #include "tests/parallel/communicator_conformance.h"
@@ -132,17 +134,24 @@ TEST_P(Launch, SleepingRankIsNamedAndEnded) {
 }
 
 TEST_P(Launch, StopsAtOneEdge) {
-  // The first process that says who it is gets the signal: a rank, which with threads is the job.
-  bool is_sent = false;
+  // The first process that says who it is gets the signal: a rank, which with threads is the job. It
+  // is sent again until it is answered: under the thread sanitizer a signal can be lost.
   pid_t process = 0;
+  std::jthread sender;
   const Ended ended = run_program(mode() + " 3 stops_when_asked", [&](const std::string& line) {
     int rank = 0;
     int number = 0;
     if (std::sscanf(line.c_str(), "rank %d is process %d", &rank, &number) == 2) process = number;
-    if (line != "running\n" || is_sent || process <= 1) return;
-    is_sent = true;
-    kill(process, SIGTERM);
+    if (line.find("SIGTERM") != std::string::npos) sender.request_stop();
+    if (line != "running\n" || sender.joinable() || process <= 1) return;
+    sender = std::jthread([process](const std::stop_token& stop) {
+      for (int wait = 0; !stop.stop_requested(); ++wait) {
+        if (wait % 20 == 0) kill(process, SIGTERM);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+    });
   });
+  sender.request_stop();
   EXPECT_EQ(ended.code, 75) << ended.output;
   EXPECT_EQ(ended.count("stops at"), 3) << ended.output;
   EXPECT_EQ(ended.count("SIGTERM"), 3 + ended.count("SIGTERM received")) << ended.output;
