@@ -39,6 +39,7 @@
   X(amax, Amax)                                    \
   X(quantize, Quantize)                            \
   X(quantize_blocks, QuantizeBlocks)               \
+  X(cast_losses, CastLosses)                       \
   X(transpose, Transpose)                          \
   X(cross_entropy_stats, CrossEntropyStats)        \
   X(cross_entropy_combine, CrossEntropyCombine)    \

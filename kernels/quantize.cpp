@@ -86,6 +86,19 @@ void check(const QuantizeBlocks& args) {
 
 std::size_t workspace(const QuantizeBlocks&, const Capabilities&) { return 0; }
 
+void check(const CastLosses& args) {
+  ArgumentCheck arg("cast_losses");
+  arg.matrix("in", args.in);
+  arg.dtype("in", args.in, {DType::kBF16, DType::kF32});
+  arg.shape("row", args.row, args.in.shape, "in", args.in);
+  arg.dtype("row", args.row, {DType::kF8E4M3, DType::kF8E5M2});
+  arg.separate("row", args.row, "in", args.in);
+  arg.require(args.counts.defined() && args.counts.shape == Shape{2}, "counts is not [2]");
+  arg.dtype("counts", args.counts, {DType::kI64});
+}
+
+std::size_t workspace(const CastLosses&, const Capabilities&) { return 0; }
+
 void check(const Transpose& args) {
   ArgumentCheck arg("transpose");
   arg.matrix("in", args.in);

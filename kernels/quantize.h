@@ -54,6 +54,14 @@ struct QuantizeBlocks {
   ScaleMode mode = ScaleMode::kVector;  // kVector or kBlock
 };
 
+// What a cast lost below the reach of its format: counts[0] += elements of `in` other than zero,
+// counts[1] += those of them whose copy is zero. Exact, so the order does not matter.
+struct CastLosses {
+  Tensor in;      // [rows, cols] bf16 or fp32
+  Tensor row;     // [rows, cols] e4m3 or e5m2: its row copy
+  Tensor counts;  // [2] int64, added to
+};
+
 // out = in transposed, elements of one byte; columns of out past in's rows are written as zeros.
 struct Transpose {
   Tensor in;   // [rows, cols]

@@ -61,6 +61,11 @@ void quantize(const GemmOperand& operand, Stream& stream) {
            stream);
 }
 
+void count_losses(const GemmOperand& operand, const Tensor& counts, Stream& stream) {
+  if (!counts.defined() || !operand.row.defined()) return;
+  cast_losses(CastLosses{operand.plain, operand.row, counts}, stream);
+}
+
 void multiply_nt(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream) {
   rest.transpose_b = true;
   multiply(a, true, b, true, rest, stream);

@@ -32,6 +32,10 @@ struct GemmOperand {
 // plain operand or one without copies.
 void quantize(const GemmOperand& operand, Stream& stream);
 
+// Adds what the row copy, if there is one, has lost to `counts` (CastLosses); nothing where counts
+// is undefined.
+void count_losses(const GemmOperand& operand, const Tensor& counts, Stream& stream);
+
 // Products into rest.c, with the bias and accumulation of `rest`; both operands are plain or both
 // quantised. a b^T: needs the row copies.
 void multiply_nt(const GemmOperand& a, const GemmOperand& b, Gemm rest, Stream& stream);

@@ -201,6 +201,16 @@ GemmOperand LocalLinear::output_gradient(const Tensor& dy, const QuantState& qua
   return operand;
 }
 
+void LocalLinear::cast_input(const GemmOperand& x, LayerContext& context) const {
+  quantize(x, context.stream);
+  count_losses(x, context.quant.input_losses(quant_), context.stream);
+}
+
+void LocalLinear::cast_gradient(const GemmOperand& dy, LayerContext& context) const {
+  quantize(dy, context.stream);
+  count_losses(dy, context.quant.gradient_losses(quant_), context.stream);
+}
+
 GemmOperand LocalLinear::weight(LayerContext& context) const {
   if (is_quantized()) return context.quant.weight(quant_, context.params, context.stream);
   GemmOperand operand;
@@ -302,7 +312,7 @@ void ColumnParallelLinear::forward(const GemmOperand& x, const Tensor& y,
                                    LayerContext& context) const {
   if (!is_split(context)) {
     const ScratchRow row(x, context.quant.recipe().forward, context);
-    quantize(row.operand(), context.stream);
+    local_.cast_input(row.operand(), context);
     local_.forward(row.operand(), y, true, context);
     return;
   }
@@ -318,7 +328,7 @@ void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy,
                                     LayerContext& context) const {
   local_.backward_bias(dy.plain, context);
   const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
-  quantize(gradient.operand(), context.stream);
+  local_.cast_gradient(gradient.operand(), context);
   if (!is_split(context)) {
     local_.backward_input(gradient.operand(), dx, context);
     context.tensor.all_reduce(dx, ReduceOp::kSum, context.stream);
@@ -383,13 +393,13 @@ void RowParallelLinear::forward(const GemmOperand& x, const Tensor& y,
   const DType format = context.quant.recipe().forward;
   if (!is_split(context)) {
     const ScratchRow row(x, format, context);
-    quantize(row.operand(), context.stream);
+    local_.cast_input(row.operand(), context);
     local_.forward(row.operand(), y, adds_bias, context);
     context.tensor.all_reduce(y, ReduceOp::kSum, context.stream);
     return;
   }
   const ScratchRow row(x, x.is_quantized() && !x.has_block_scales(), format, context);
-  quantize(row.operand(), context.stream);
+  local_.cast_input(row.operand(), context);
   context.overlap.gemm_scatter(y, [&](int rank, const Tensor& summand) {
     GemmOperand rows = row.operand();
     rows.column = rows.column_scale = Tensor{};
@@ -405,7 +415,7 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
   local_.backward_bias(dy.plain, context);
   if (!is_split(context)) {
     const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
-    quantize(gradient.operand(), context.stream);
+    local_.cast_gradient(gradient.operand(), context);
     local_.backward_input(gradient.operand(), dx, context);
     local_.backward_weight(x, gradient.operand(), context);
     return;
@@ -413,7 +423,7 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
   const DType format = context.quant.recipe().gradient;
   agree_on_amax(dy, context);
   const ScratchRow piece(dy, dy.is_quantized() && !dy.has_block_scales(), format, context);
-  quantize(piece.operand(), context.stream);
+  local_.cast_gradient(piece.operand(), context);
   const Gathered whole(piece.operand(), context);
   whole.multiply(format, context, [&](int rank, const GemmOperand& rows) {
     local_.backward_input(rows, dx.row_slice(rank * dy.plain.rows(), dy.plain.rows()), context);

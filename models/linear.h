@@ -34,6 +34,10 @@ class LocalLinear {
   GemmOperand input(const Tensor& x, const QuantState& quant) const;
   GemmOperand output_gradient(const Tensor& dy, const QuantState& quant) const;
 
+  // Makes the copies of operands (quantize), and counts what the casts lose where that is watched.
+  void cast_input(const GemmOperand& x, LayerContext& context) const;
+  void cast_gradient(const GemmOperand& dy, LayerContext& context) const;
+
   // x [T, in], y [T, out]; the bias is added when `add_bias`.
   void forward(const GemmOperand& x, const Tensor& y, bool add_bias, LayerContext& context) const;
   // dx [T, in] = dy W.
@@ -83,7 +87,7 @@ class ParallelLinear {
   GemmOperand input(const Tensor& x, const GemmOperand& from, const QuantState& quant) const;
   // Makes x's copies as forward did, after its plain values were recomputed.
   void keep_input(const GemmOperand& x, LayerContext& context) const {
-    quantize(x, context.stream);
+    local_.cast_input(x, context);
   }
   // The gradient of the output; its amax is recorded by its producer or by measure(), before
   // backward.

@@ -35,6 +35,7 @@ struct RuntimeOptions {
   QuantRecipe recipe;
   bool sequence_parallel = false;
   bool deterministic = true;
+  bool peer_copies = false;  // messages of tensor parallelism by copies into the peers' memory
   bool overlap = true;  // streams of their own for communication and copies to and from the host
 };
 
@@ -60,6 +61,7 @@ class ModelRuntime {
   ParamStore& params() { return *params_; }
   ParamSync& sync() { return *sync_; }
   StateOffload& states() { return *states_; }
+  QuantState& quant() { return *quant_; }
   // The form in which checkpoints hold 8-bit moments, made at the first call that asks for it (its
   // host memory is kept from save to save); null while it is not, or where moments have other
   // formats.

@@ -9,6 +9,7 @@ namespace {
 // Scalars that libraries read lie at multiples of 16 bytes.
 constexpr std::int64_t kSpacing = 4;
 constexpr std::int64_t kSlotsPerLinear = 2;
+constexpr std::int64_t kLossCounts = 2;
 
 }  // namespace
 
@@ -30,6 +31,8 @@ QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, 
     weight_amaxes = scalars("fp8 weight amaxes", count);
     weight_scales = scalars("fp8 weight scales", count);
   }
+  losses_ = arena.allocate("fp8 cast losses", DType::kI64, Shape{count * kSlotsPerLinear * kLossCounts},
+                           MemoryClass::kInput);
   for (std::int64_t i = 0; i < count; ++i) {
     WeightCopies weight;
     weight.linear = registry.linears()[static_cast<std::size_t>(i)];
@@ -69,6 +72,16 @@ GemmOperand QuantState::slot(int linear, int which) const {
   operand.amax = amaxes_.flat_slice(index, 1);
   operand.scale = scales_.flat_slice(index, 1);
   return operand;
+}
+
+Tensor QuantState::losses_of(int linear, int which) const {
+  if (linear < 0 || !watches_losses_) return {};
+  return losses_.flat_slice((linear * kSlotsPerLinear + which) * kLossCounts, kLossCounts);
+}
+
+void QuantState::watch_losses(bool watches, Stream& stream) {
+  watches_losses_ = watches && losses_.defined();
+  if (watches_losses_) stream.set_zero(losses_.data, losses_.bytes());
 }
 
 void QuantState::begin_pass(Stream& stream) const {

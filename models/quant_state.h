@@ -27,6 +27,15 @@ class QuantState {
   GemmOperand input(int linear) const { return slot(linear, 0); }
   GemmOperand gradient(int linear) const { return slot(linear, 1); }
 
+  // Counts what casts of activations and gradients lose from here on (kernels/quantize.h,
+  // CastLosses), from zero; or stops. `losses`: [quantised layers * 2 * 2] int64, of each layer the
+  // counts of its input and of its output's gradient; undefined without quantised layers.
+  void watch_losses(bool watches, Stream& stream);
+  const Tensor& losses() const { return losses_; }
+  // Where those of a cast go; undefined while nothing is counted.
+  Tensor input_losses(int linear) const { return losses_of(linear, 0); }
+  Tensor gradient_losses(int linear) const { return losses_of(linear, 1); }
+
   // Forgets the amaxes of activations and gradients: at the start of each pass through the model.
   void begin_pass(Stream& stream) const;
 
@@ -41,10 +50,13 @@ class QuantState {
     std::uint64_t version = 0;  // of the weights that the copies were made from; 0: none yet
   };
   GemmOperand slot(int linear, int which) const;
+  Tensor losses_of(int linear, int which) const;
 
   QuantRecipe recipe_;
   Tensor amaxes_;
   Tensor scales_;
+  Tensor losses_;
+  bool watches_losses_ = false;
   std::vector<WeightCopies> weights_;
 };
 

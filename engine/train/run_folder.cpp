@@ -116,6 +116,21 @@ void RunFolder::write(const EvalRow& row) {
   if (tensorboard_) tensorboard_->write(row.step, {{"eval/loss", row.loss}, {"eval/perplexity", std::exp(row.loss)}});
 }
 
+void RunFolder::write(std::int64_t step, const std::vector<QuantLosses>& losses) {
+  Json json;
+  json["kind"] = "fp8";
+  json["step"] = step;
+  QuantLosses worst;
+  for (const QuantLosses& layer : losses) {
+    worst.input = std::max(worst.input, layer.input);
+    worst.gradient = std::max(worst.gradient, layer.gradient);
+    json["lost"][layer.layer] = {{"input", layer.input}, {"gradient", layer.gradient}};
+  }
+  append(metrics_.get(), "metrics.jsonl", json.dump());
+  if (!tensorboard_) return;
+  tensorboard_->write(step, {{"fp8/worst_input_lost", worst.input}, {"fp8/worst_gradient_lost", worst.gradient}});
+}
+
 void RunFolder::write_event(const std::string& kind, std::int64_t step, const std::string& text) {
   Json json;
   json["time"] = utc_now();

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/train/quant_monitor.h"
 #include "engine/train/tensorboard_writer.h"
 
 namespace tessera {
@@ -59,6 +60,8 @@ class RunFolder {
   void write_config(const std::string& yaml);
   void write(const TrainRow& row);
   void write(const EvalRow& row);
+  // A row of kind fp8: of each layer the lost shares of its input and of its gradient.
+  void write(std::int64_t step, const std::vector<QuantLosses>& losses);
   // A line of events.jsonl: kind, step, text and the time.
   void write_event(const std::string& kind, std::int64_t step, const std::string& text);
 

@@ -60,6 +60,7 @@ struct LogOptions {
   std::int64_t every_steps = 1;
   bool tensorboard = true;
   bool per_layer = false;
+  std::int64_t fp8_every_steps = 100;
 
   void visit(FieldVisitor& v) {
     v.field("every_steps", every_steps, "Write a row of metrics.jsonl every so many steps",
@@ -68,6 +69,10 @@ struct LogOptions {
             {.free_on_resume = true});
     v.field("per_layer", per_layer, "Gradient norm of each parameter in each row, as grad_norms",
             {.free_on_resume = true});
+    v.field("fp8_every_steps", fp8_every_steps,
+            "With precision.fp8, every so many steps: what share of each layer's input and gradient the casts make "
+            "zero, as rows of kind fp8; 0: never",
+            {.at_least = 0, .free_on_resume = true});
   }
 };
 

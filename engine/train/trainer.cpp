@@ -158,6 +158,9 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
   if (config_.log.per_layer) parameter_norms_ = std::make_unique<ParameterNorms>(*runtime_, hf_.model);
+  if (config_.log.fp8_every_steps > 0 && runtime_->quant().losses().defined() && !settings_.is_benchmark) {
+    quant_monitor_ = std::make_unique<QuantMonitor>(*runtime_, config_.log.fp8_every_steps);
+  }
   start_weights();
 }
 
@@ -363,6 +366,7 @@ void Trainer::run_step(std::int64_t step) {
   stream.set_zero(runtime.totals().data, runtime.totals().bytes());
   double target_tokens = 0;
   const std::int64_t count = train_loader_->used_micro_batches(step - 1);
+  if (quant_monitor_) quant_monitor_->begin(step);
   runtime.run_micro_batches(static_cast<int>(count), [&](int i, const DeviceBatch& target) {
     const MicroBatch batch = train_loader_->load(step - 1, i);
     target_tokens += static_cast<double>(uploader_->upload(batch, target));
@@ -378,6 +382,7 @@ void Trainer::run_step(std::int64_t step) {
                                              RandomPurpose::kStochasticRounding, static_cast<std::uint64_t>(step));
   stream.copy_bytes(runtime.totals().flat_slice(1, 1).data, &scalars->denominator, sizeof(double));
   stream.copy_bytes(runtime.control().data, &scalars->control, StepControl::kHostBytes);
+  if (quant_monitor_) quant_monitor_->finish(step);
   runtime.sum_totals();
   runtime.sync().finish_gradients();
   if (parameter_norms_ && is_logged(step)) parameter_norms_->enqueue(step);
@@ -447,6 +452,7 @@ void Trainer::collect(std::int64_t step) {
       folder_.write(row);
     }
     progress_->show(row);
+    if (quant_monitor_ && quant_monitor_->is_due(step)) report_quant_losses(step);
     if (results.control.has_targets == 0) {
       progress_->say(fmt::format("step {} has no target token on any rank: no update was made", step));
       folder_.write_event("no_targets", step, "no target token; no update");
@@ -462,6 +468,23 @@ void Trainer::collect(std::int64_t step) {
                    step, text);
     }
     if (is_first_) progress_->say(fmt::format("step {}: {}: no update was made", step, text));
+  }
+}
+
+void Trainer::report_quant_losses(std::int64_t step) {
+  // Shares that a healthy layer does not come near (docs/precision.md).
+  constexpr double kMuch = 0.1;
+  const std::vector<QuantLosses> losses = quant_monitor_->read(step);
+  folder_.write(step, losses);
+  for (const QuantLosses& layer : losses) {
+    const bool is_gradient = layer.gradient > layer.input;
+    const double share = is_gradient ? layer.gradient : layer.input;
+    if (share < kMuch || !reported_layers_.insert(layer.layer).second) continue;
+    const std::string text =
+        fmt::format("FP8 makes {:.0f}% of the {} of {} zero; if the loss suffers, list \"{}\" in precision.keep_bf16",
+                    100 * share, is_gradient ? "gradient" : "input", layer.layer, layer.layer);
+    progress_->say(fmt::format("step {}: {}", step, text));
+    folder_.write_event("fp8_losses", step, text);
   }
 }
 

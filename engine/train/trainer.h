@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "engine/train/evaluator.h"
 #include "engine/train/gemm_choices_cache.h"
 #include "engine/train/parameter_norms.h"
+#include "engine/train/quant_monitor.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/memory_choice.h"
@@ -66,6 +68,8 @@ class Trainer {
   void run_step(std::int64_t step);
   void collect(std::int64_t step);
   bool is_logged(std::int64_t step) const;
+  // Writes what FP8 casts lost at a step that was watched, and says once of a layer what is much.
+  void report_quant_losses(std::int64_t step);
   // Whether it is the lowest loss so far; the same on all ranks.
   bool evaluate_at(std::int64_t step);
   void save(std::int64_t step);
@@ -98,9 +102,12 @@ class Trainer {
   std::unique_ptr<BatchUploader> uploader_;
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<ParameterNorms> parameter_norms_;  // where log.per_layer is on
+  std::unique_ptr<QuantMonitor> quant_monitor_;      // where FP8 products are watched
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<Progress> progress_;
   std::vector<TrainRow> measured_;  // of a benchmark's steps
+
+  std::set<std::string> reported_layers_;  // of which report_quant_losses has spoken
 
   // State of the run that a checkpoint carries.
   std::int64_t start_step_ = 0;       // finished updates at the start

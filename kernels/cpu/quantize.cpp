@@ -2,6 +2,8 @@
 // tiles of 64 x 64 keep both sides of a transpose in the cache.
 #include "kernels/quantize.h"
 
+#include <atomic>
+
 #include "kernels/cpu/common.h"
 #include "kernels/cpu/fp8.h"
 #include "kernels/ops.h"
@@ -228,6 +230,32 @@ void quantize_blocks(const QuantizeBlocks& args, Stream& stream) {
     }
     return is_wide ? quantize_blocks_as<float, f8e5m2>(args, team)
                    : quantize_blocks_as<bf16, f8e5m2>(args, team);
+  });
+}
+
+void cast_losses(const CastLosses& args, Stream& stream) {
+  CpuStream& cpu = as_cpu(stream);
+  cpu.enqueue([args, &team = cpu.team()] {
+    const std::int64_t cols = args.in.cols();
+    const auto count = [&]<typename T>(TypeTag<T>) {
+      team.parallel_for(args.in.rows(), row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+        std::int64_t nonzero = 0;
+        std::int64_t lost = 0;
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T* in = row<T>(args.in, i);
+          const auto* copy = row<std::uint8_t>(args.row, i);
+          for (std::int64_t j = 0; j < cols; ++j) {
+            const bool is_there = static_cast<float>(load(in[j])) != 0;
+            nonzero += is_there ? 1 : 0;
+            lost += is_there && (copy[j] & 0x7fu) == 0 ? 1 : 0;
+          }
+        }
+        auto* counts = static_cast<std::int64_t*>(args.counts.data);
+        std::atomic_ref(counts[0]).fetch_add(nonzero, std::memory_order_relaxed);
+        std::atomic_ref(counts[1]).fetch_add(lost, std::memory_order_relaxed);
+      });
+    };
+    args.in.dtype == DType::kF32 ? count(TypeTag<float>{}) : count(TypeTag<bf16>{});
   });
 }
 

@@ -40,6 +40,31 @@ __global__ void __launch_bounds__(kThreads)
   largest.record(amax);
 }
 
+// ---- Losses of casts
+// ------------------------------------------------------------------------------
+
+// A block per row and grid stride; counts are integers, so their order leaves no trace.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    cast_losses_kernel(const T* in, std::int64_t in_stride, const std::uint8_t* copy, std::int64_t copy_stride,
+                       std::int64_t rows, std::int64_t cols, unsigned long long* counts) {
+  unsigned nonzero = 0;
+  unsigned lost = 0;
+  for (std::int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
+    for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
+      const bool is_there = static_cast<float>(to_compute(in[r * in_stride + c])) != 0;
+      nonzero += is_there ? 1u : 0u;
+      lost += is_there && (copy[r * copy_stride + c] & 0x7fu) == 0 ? 1u : 0u;
+    }
+  }
+  nonzero = __reduce_add_sync(0xffffffffu, nonzero);
+  lost = __reduce_add_sync(0xffffffffu, lost);
+  if (threadIdx.x % 32 == 0) {
+    if (nonzero != 0) atomicAdd(&counts[0], static_cast<unsigned long long>(nonzero));
+    if (lost != 0) atomicAdd(&counts[1], static_cast<unsigned long long>(lost));
+  }
+}
+
 // ---- Casts and transposes
 // --------------------------------------------------------------------------
 
@@ -199,6 +224,18 @@ void quantize(const Quantize& args, Stream& stream) {
     is_e4m3 ? launch_cast<float, __NV_E4M3>(p, aligned, s)
             : launch_cast<float, __NV_E5M2>(p, aligned, s);
   }
+  TESSERA_LAUNCHED();
+}
+
+void cast_losses(const CastLosses& args, Stream& stream) {
+  if (args.in.numel() == 0) return;
+  const unsigned blocks = grid_size(std::min<std::int64_t>(args.in.rows(), 2048));
+  const auto launch = [&](const auto* in) {
+    cast_losses_kernel<<<blocks, kThreads, 0, native(stream)>>>(
+        in, args.in.row_stride, pointer<std::uint8_t>(args.row), args.row.row_stride, args.in.rows(), args.in.cols(),
+        pointer<unsigned long long>(args.counts));
+  };
+  args.in.dtype == DType::kBF16 ? launch(pointer<__nv_bfloat16>(args.in)) : launch(pointer<float>(args.in));
   TESSERA_LAUNCHED();
 }
 

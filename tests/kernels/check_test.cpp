@@ -143,6 +143,17 @@ TEST(Check, GemmOfFp8NamesWhatHopperWants) {
   expect_refused({"scales and fast accumulation belong to FP8 operands"}, args);
 }
 
+TEST(Check, CastLossesNeedTheRowCopy) {
+  CastLosses args;
+  args.in = meta({4, 8});
+  args.row = meta({8, 4}, DType::kF8E4M3);
+  args.counts = meta({2}, DType::kI64);
+  expect_refused({"[cast_losses] row is [8, 4]", "[4, 8]"}, args);
+  args.row = meta({4, 8}, DType::kF8E4M3);
+  args.counts = meta({2});
+  expect_refused({"[cast_losses] counts is fp32"}, args);
+}
+
 TEST(Check, QuantizeNamesItsCopies) {
   Quantize args;
   args.in = meta({20, 32}, DType::kBF16);

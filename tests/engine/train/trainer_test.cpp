@@ -138,6 +138,31 @@ TEST_F(TrainerRun, Fp8LearnsLikeTheComputeFormatAndResumesToTheBit) {
     }
     EXPECT_LT(losses(whole).at(12), losses(whole).at(1));
   }
+  // Counting what casts lose changes nothing; every quantised layer is told of, on one rank and two.
+  for (const auto& [scaling, ranks] : std::vector<std::pair<std::string, int>>{{"current", 2}, {"blockwise", 1}}) {
+    const std::string watched = fmt::format("watched {}", scaling);
+    ASSERT_EQ(train(watched, ranks, 12,
+                    {"precision.fp8=" + scaling, fmt::format("parallel.tensor={}", ranks), "log.fp8_every_steps=5"}),
+              0)
+        << failure_;
+    EXPECT_EQ(losses(watched), losses(fmt::format("fp8 {} {}", scaling, ranks)));
+    std::ifstream metrics(folder_.path() / watched / "metrics.jsonl");
+    std::vector<int> steps;
+    for (std::string line; std::getline(metrics, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.at("kind") != "fp8") continue;
+      steps.push_back(row.at("step"));
+      const auto& lost = row.at("lost");
+      for (const char* layer : {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"}) {
+        const auto& shares = lost.at(std::string("model.layers.0.") + layer);
+        // Of values that are about normal, e4m3 loses those under 2^-18 of the largest, one in a hundred thousand.
+        // The gradient of q at the first token of a document is zero but for round-off, and that is lost.
+        EXPECT_LT(shares.at("input").get<double>(), 0.01) << layer;
+        EXPECT_LT(shares.at("gradient").get<double>(), layer == std::string("self_attn.q_proj") ? 0.1 : 0.01) << layer;
+      }
+    }
+    EXPECT_EQ(steps, (std::vector<int>{5, 10})) << scaling;
+  }
   // FP8 keeps no state: a run in the compute format goes on in it when that is allowed (B42).
   ASSERT_EQ(train("switch", 1, 6), 0) << failure_;
   EXPECT_EQ(train("switch", 1, 12, {"precision.fp8=current"}), 2);
@@ -293,8 +318,13 @@ TEST_F(TrainerRun, OverlapChangesNoBit) {
   serial.push_back("parallel.overlap=false");
   ASSERT_EQ(train("off", 4, 2, serial), 0) << failure_;
   ASSERT_EQ(train("off", 4, 4, serial), 0) << failure_;
-  EXPECT_EQ(losses("off"), losses("on"));
-  EXPECT_EQ(final_weights("off"), final_weights("on"));
+  std::vector<std::string> copied = layout;
+  copied.push_back("parallel.peer_copies=true");
+  ASSERT_EQ(train("copied", 4, 4, copied), 0) << failure_;
+  for (const char* run : {"off", "copied"}) {
+    EXPECT_EQ(losses(run), losses("on"));
+    EXPECT_EQ(final_weights(run), final_weights("on"));
+  }
 }
 
 // Every rank holds a part of each row; a checkpoint holds none of it.

@@ -48,6 +48,29 @@ inline std::vector<OpOutput> run_amax(OpFixture& f, DType dtype, std::int64_t ro
   return outputs;
 }
 
+// Random values of which some are zero, copied with others made zero: counts against a plain count.
+inline std::vector<OpOutput> run_cast_losses(OpFixture& f, DType dtype, DType format,
+                                             std::int64_t rows, std::int64_t cols,
+                                             std::int64_t gap) {
+  Values in = rounded(normal_values(rows * cols, 1), dtype);
+  Values copy = rounded(normal_values(rows * cols, 2), format);
+  double nonzero = 0;
+  double lost = 0;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (i % 5 == 1) in[i] = 0;
+    if (i % 3 == 0) copy[i] = i % 2 == 0 ? 0.0 : -0.0;
+    if (i % 7 == 2) in[i] = NAN;  // is something, whatever it becomes
+    nonzero += in[i] != 0 ? 1 : 0;
+    lost += in[i] != 0 && copy[i] == 0 ? 1 : 0;
+  }
+  CastLosses args;
+  args.in = f.input(in, dtype, Shape{rows, cols}, gap);
+  args.row = f.input(copy, format, Shape{rows, cols}, gap);
+  args.counts = f.input({7, 1}, DType::kI64, Shape{2});
+  f.run(cast_losses, args);
+  return {exact_output("counts", f.values(args.counts), {7 + nonzero, 1 + lost})};
+}
+
 struct QuantizeCase {
   DType in, format;
   std::int64_t rows, cols;
@@ -200,6 +223,17 @@ inline void add_quantize_cases(std::vector<OpCase>& cases) {
       cases.push_back({"amax_" + dtype_tag(dtype) + "_" + std::to_string(rows) + "x" +
                            std::to_string(cols) + (gap != 0 ? "_strided" : ""),
                        dtype, [=](OpFixture& f) { return run_amax(f, dtype, rows, cols, gap); }});
+    }
+  }
+  for (const DType dtype : {fp32, bf16}) {
+    for (const auto& [rows, cols, gap] : std::vector<std::array<std::int64_t, 3>>{
+             {1, 1, 0}, {13, 40, 8}, {129, 257, 3}, {64, 1024, 0}}) {
+      const DType format = rows % 2 == 1 ? e4m3 : e5m2;
+      cases.push_back({"cast_losses_" + dtype_tag(dtype) + "_" + std::to_string(rows) + "x" +
+                           std::to_string(cols),
+                       dtype, [=](OpFixture& f) {
+                         return run_cast_losses(f, dtype, format, rows, cols, gap);
+                       }});
     }
   }
   std::vector<QuantizeCase> list;
