@@ -19,7 +19,13 @@ struct Candidate {
   bool masters = false;
 };
 
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+std::string readable(std::size_t bytes) {
+  const auto size = static_cast<double>(bytes);
+  if (bytes < 10240) return fmt::format("{} bytes", bytes);
+  if (bytes < std::size_t{1} << 20) return fmt::format("{:.1f} KiB", size / (1 << 10));
+  if (bytes < std::size_t{1} << 30) return fmt::format("{:.1f} MiB", size / (1 << 20));
+  return fmt::format("{:.2f} GiB", size / (1 << 30));
+}
 
 bool lists(const MemoryOptions& options, const char* what) {
   return std::find(options.offload.begin(), options.offload.end(), what) != options.offload.end();
@@ -119,27 +125,27 @@ MemoryChoice plan_memory(const RunConfig& config, const ModelConfig& model, cons
       choice.reason =
           limits.device == 0
               ? fmt::format("recompute {}: how much memory is free is not known", name)
-              : fmt::format("recompute {}: {}{:.2f} of {:.2f} GiB are taken", name,
-                            tried.empty() ? "" : tried + " GiB would be needed, ", gib(bytes),
-                            gib(limits.device));
+              : fmt::format("recompute {}: {}{} of {} are taken", name,
+                            tried.empty() ? "" : tried + " would be needed, ", readable(bytes),
+                            readable(limits.device));
       return choice;
     }
-    tried += fmt::format("{}{} {:.2f}", tried.empty() ? "with " : ", ", name, gib(bytes));
+    tried += fmt::format("{}{} {}", tried.empty() ? "with " : ", with ", name, readable(bytes));
   }
   CHECK(!tried.empty(), "[memory] no value of memory.recompute is {}", config.memory.recompute);
   if (is_host_full) {
     TESSERA_FAIL(ErrorKind::kAnswerNo,
-                 "[memory] rank {} moves {:.2f} GiB to host memory, {:.2f} GiB are available there; "
+                 "[memory] rank {} moves {} to host memory, {} are available there; "
                  "list less in memory.offload, or use precision.optimizer_states bf16 or int8",
-                 rank, gib(choice.memory.host), gib(limits.host));
+                 rank, readable(choice.memory.host), readable(limits.host));
   }
   TESSERA_FAIL(ErrorKind::kAnswerNo,
-               "[memory] rank {} needs {:.2f} GiB with memory.recompute {} and parallel.zero {}, "
-               "{:.2f} GiB are available; "
+               "[memory] rank {} needs {} with memory.recompute {} and parallel.zero {}, "
+               "{} are available, {} too few; "
                "lower train.micro_batch_size or train.sequence_length, raise parallel.tensor or "
                "parallel.pipeline, use parallel.zero 3 with more ranks{}",
-               rank, gib(choice.memory.total()), describe_memory_choice(options),
-               options.params.zero, gib(limits.device),
+               rank, readable(choice.memory.total()), describe_memory_choice(options),
+               options.params.zero, readable(limits.device), readable(choice.memory.total() - limits.device),
                config.memory.offload.empty() ? ", or allow memory.offload: auto" : "");
 }
 

@@ -72,12 +72,16 @@ std::int64_t ranks_on_node(Communicator& world) {
 MemoryLimits memory_limits(const MemoryOptions& options, const ProcessMesh& mesh,
                            BackendContext& context) {
   MemoryLimits limits;
-  limits.device = options.limit ? static_cast<std::size_t>(parse_bytes(*options.limit).value())
-                                : context.available_bytes();
   Communicator& world = mesh.world();
-  if (!options.offload.empty()) {
-    limits.host = static_cast<std::size_t>(available_host_bytes() / ranks_on_node(world));
+  const bool is_cpu = context.device().kind == DeviceKind::kCpu;
+  std::size_t host = 0;
+  if (is_cpu || !options.offload.empty()) {
+    host = static_cast<std::size_t>(available_host_bytes() / ranks_on_node(world));
   }
+  limits.device = options.limit ? static_cast<std::size_t>(parse_bytes(*options.limit).value())
+                  : is_cpu      ? host
+                                : context.available_bytes();
+  if (!options.offload.empty()) limits.host = host;
   if (!chooses_memory(options) || world.size() == 1) return limits;
   // The least of all ranks: the largest of the negatives.
   const auto stream = context.make_stream("memory limits");

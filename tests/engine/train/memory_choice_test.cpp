@@ -56,8 +56,8 @@ TEST_F(MemoryChooser, TakesTheFirstThatFitsAndSaysWhy) {
   ASSERT_GT(none, selective);
   ASSERT_GT(selective, full);
   MemoryLimits limits;
-  const auto gib = [](std::size_t bytes) {
-    return fmt::format("{:.2f}", static_cast<double>(bytes) / (1 << 30));
+  const auto mib = [](std::size_t bytes) {
+    return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
   };
   limits.device = none;
   EXPECT_EQ(plan({}, limits).memory.total(), none);
@@ -69,11 +69,11 @@ TEST_F(MemoryChooser, TakesTheFirstThatFitsAndSaysWhy) {
   const MemoryChoice chosen = plan({}, limits);
   EXPECT_EQ(chosen.memory.total(), full);
   EXPECT_EQ(choice(), "full");
-  EXPECT_EQ(chosen.reason, fmt::format("recompute full: with none {}, selective {} GiB would be "
-                                       "needed, {} of {} GiB are taken",
-                                       gib(none), gib(selective), gib(full), gib(limits.device)));
+  EXPECT_EQ(chosen.reason, fmt::format("recompute full: with none {}, with selective {} would be "
+                                       "needed, {} of {} are taken",
+                                       mib(none), mib(selective), mib(full), mib(limits.device)));
   limits.device = full - 1;
-  expect_error(ErrorKind::kAnswerNo, {"memory.offload: auto", gib(full)},
+  expect_error(ErrorKind::kAnswerNo, {"memory.offload: auto", mib(full), "1 bytes too few"},
                [&] { plan({}, limits); });
   EXPECT_EQ(plan({}, {}).reason, "recompute none: how much memory is free is not known");
   EXPECT_EQ(plan({"memory.recompute=none"}, {}).reason, "");
@@ -112,7 +112,7 @@ TEST_F(MemoryChooser, MovesToTheHostWhatIsAllowedAndNeeded) {
                [&] { plan(allowed, limits); });
   limits.host = 0;
   limits.device = masters - 1;
-  expect_error(ErrorKind::kAnswerNo, {"GiB are available"}, [&] { plan(allowed, limits); });
+  expect_error(ErrorKind::kAnswerNo, {"MiB are available, 1 bytes too few"}, [&] { plan(allowed, limits); });
   EXPECT_EQ(plan_least_memory(config_of(allowed), model_of(), mesh_, 0, {}, options_).memory.total(),
             masters);
 }
