@@ -134,8 +134,7 @@ target_compile_options(tessera_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
   # GCC 12 warns of overlapping copies inside std::string (its bug 105651).
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
-# What the layers with CUDA sources need, and no layer above them: those compile alike in every preset, so that a
-# compiler cache serves one from another.
+# What CUDA sources need, and no others.
 add_library(tessera_cuda INTERFACE)
 if(TESSERA_WITH_CUDA)
   target_link_libraries(tessera_cuda INTERFACE CUDA::cudart CUDA::cublasLt ${TESSERA_CUDA_LIBRARIES})
