@@ -24,6 +24,13 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
+bool holds_weights(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().filename().string().find(".safetensors") != std::string::npos) return true;
+  }
+  return false;
+}
+
 int inspect_model(const std::string& folder, bool as_json) {
   const LoadedModel model = open_model(folder);
   const ModelConfig& config = model.hf.model;
@@ -56,7 +63,9 @@ int inspect_model(const std::string& folder, bool as_json) {
   for (const HfTensor& tensor : hf_tensors(config)) {
     std::printf("  %-56s %s\n", tensor.name.c_str(), shape_text(tensor.shape).c_str());
   }
-  if (std::filesystem::is_directory(folder)) {
+  if (std::filesystem::is_directory(folder) && !holds_weights(folder)) {
+    std::printf("  weights: none in this folder; model.init: random makes new ones\n");
+  } else if (std::filesystem::is_directory(folder)) {
     const SafetensorsFolder weights(folder);
     const HfNameMap names = match_hf_tensors(config, weights);
     for (const std::string& note : names.notes) std::printf("  %s\n", note.c_str());

@@ -189,6 +189,14 @@ TEST_F(CommandLine, WhatWasTrainedCanBeVerifiedExportedEvaluatedAndAsked) {
   // 264 * 32 tied, two blocks of 32*32*2 + 16*32*2 + 3*32*48 + 2*32, a last norm of 32.
   EXPECT_EQ(model.value("parameters", 0), 264 * 32 + 2 * (3072 + 4608 + 64) + 32);
   EXPECT_EQ(model.at("tensors").size(), 20u);
+  EXPECT_NE(stdout_of_tessera("inspect model " + path("hf")).output.find("weights: 20 tensors in 1 file"),
+            std::string::npos);
+  // A configuration alone is a model, too.
+  fs::create_directory(folder_ / "bare");
+  fs::copy(folder_ / "hf/config.json", folder_ / "bare/config.json");
+  const Ended bare = stdout_of_tessera("inspect model " + path("bare"));
+  EXPECT_EQ(bare.code, 0);
+  EXPECT_NE(bare.output.find("weights: none in this folder"), std::string::npos) << bare.output;
 
   const std::string eval = fmt::format(
       "eval --model {} --data {} --device cpu --sequence-length 16", path("hf"), path("text.txt"));
