@@ -170,6 +170,29 @@ class Transposed {
   GemmOperand operand_;
 };
 
+// A weight as the gradient of the input reads it: where ZeRO 3 gathers codes these come as rows, and
+// are transposed here.
+class BackwardWeight {
+ public:
+  BackwardWeight(const LocalLinear& linear, LayerContext& context)
+      : operand_(linear.weight(context)), column_(context.stream, format(), shape()) {
+    if (!lacks_column()) return;
+    transpose(Transpose{operand_.row, *column_}, context.stream);
+    operand_.column = *column_;
+  }
+  const GemmOperand& operand() const { return operand_; }
+
+ private:
+  bool lacks_column() const { return operand_.is_quantized() && !operand_.column.defined(); }
+  DType format() const { return lacks_column() ? operand_.row.dtype : DType::kU8; }
+  Shape shape() const {
+    return lacks_column() ? Shape{operand_.row.cols(), operand_.row.rows()} : Shape{0};
+  }
+
+  GemmOperand operand_;
+  ScratchTensor column_;
+};
+
 // One amax for the pieces of all ranks.
 void agree_on_amax(const GemmOperand& piece, LayerContext& context) {
   const Tensor amax = amax_to_record(piece, context);
@@ -227,12 +250,12 @@ void LocalLinear::forward(const GemmOperand& x, const Tensor& y, bool add_bias,
   multiply_nt(x, weight(context), args, context.stream);
 }
 
-void LocalLinear::backward_input(const GemmOperand& dy, const Tensor& dx,
+void LocalLinear::backward_input(const GemmOperand& dy, const GemmOperand& weight, const Tensor& dx,
                                  LayerContext& context) const {
   Gemm args;
   args.c = dx;
   args.fast_accumulation = context.quant.recipe().fast_gradients;
-  multiply_nn(dy, weight(context), args, context.stream);
+  multiply_nn(dy, weight, args, context.stream);
 }
 
 void LocalLinear::backward_weight(const GemmOperand& x, const GemmOperand& dy,
@@ -330,7 +353,7 @@ void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy,
   const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
   local_.cast_gradient(gradient.operand(), context);
   if (!is_split(context)) {
-    local_.backward_input(gradient.operand(), dx, context);
+    local_.backward_input(gradient.operand(), BackwardWeight(local_, context).operand(), dx, context);
     context.tensor.all_reduce(dx, ReduceOp::kSum, context.stream);
     local_.backward_weight(x, gradient.operand(), context);
     return;
@@ -339,7 +362,7 @@ void ColumnParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy,
   const Gathered x_whole(x, context);
   x_whole.start(context);
   const ScratchTensor dx_whole(context.stream, dx.dtype, Shape{whole_rows(dx, context), dx.cols()});
-  local_.backward_input(gradient.operand(), *dx_whole, context);
+  local_.backward_input(gradient.operand(), BackwardWeight(local_, context).operand(), *dx_whole, context);
   context.overlap.start_scatter(*dx_whole, dx);
   x_whole.finish(context);
   backward_weight(x_whole.operand(), gradient.operand(), context);
@@ -416,7 +439,7 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
   if (!is_split(context)) {
     const ScratchCopies gradient(dy, context.quant.recipe().gradient, context);
     local_.cast_gradient(gradient.operand(), context);
-    local_.backward_input(gradient.operand(), dx, context);
+    local_.backward_input(gradient.operand(), BackwardWeight(local_, context).operand(), dx, context);
     local_.backward_weight(x, gradient.operand(), context);
     return;
   }
@@ -425,8 +448,9 @@ void RowParallelLinear::backward(const GemmOperand& x, const GemmOperand& dy, co
   const ScratchRow piece(dy, dy.is_quantized() && !dy.has_block_scales(), format, context);
   local_.cast_gradient(piece.operand(), context);
   const Gathered whole(piece.operand(), context);
+  const BackwardWeight weight(local_, context);
   whole.multiply(format, context, [&](int rank, const GemmOperand& rows) {
-    local_.backward_input(rows, dx.row_slice(rank * dy.plain.rows(), dy.plain.rows()), context);
+    local_.backward_input(rows, weight.operand(), dx.row_slice(rank * dy.plain.rows(), dy.plain.rows()), context);
   });
   if (dy.has_block_scales()) {
     const ScratchColumn columns(whole.operand(), format, context);

@@ -40,16 +40,16 @@ class LocalLinear {
 
   // x [T, in], y [T, out]; the bias is added when `add_bias`.
   void forward(const GemmOperand& x, const Tensor& y, bool add_bias, LayerContext& context) const;
-  // dx [T, in] = dy W.
-  void backward_input(const GemmOperand& dy, const Tensor& dx, LayerContext& context) const;
+  GemmOperand weight(LayerContext& context) const;
+  // dx [T, in] = dy W; `weight` with a column copy if it is quantised.
+  void backward_input(const GemmOperand& dy, const GemmOperand& weight, const Tensor& dx,
+                      LayerContext& context) const;
   // dW (+)= dy^T x.
   void backward_weight(const GemmOperand& x, const GemmOperand& dy, LayerContext& context) const;
   // db (+)= column sums of dy.
   void backward_bias(const Tensor& dy, LayerContext& context) const;
 
  private:
-  GemmOperand weight(LayerContext& context) const;
-
   ParamId weight_;
   ParamId bias_;
   int fused_ = 1;

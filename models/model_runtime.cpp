@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "engine/core/log.h"
 #include "kernels/step_control.h"
 #include "parallel/context_split.h"
 
@@ -44,12 +45,27 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
     communication_scratch_ =
         std::make_unique<ScratchStack>(*communication_, memory.communication_scratch);
   }
-  params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, options.params, arena_,
+  ParamStoreOptions params = options.params;
+  // Scales of blocks straddle the cuts of shards.
+  if (options.recipe.scaling == QuantScaling::kCurrent) {
+    params.code_format = options.recipe.forward;
+    for (const QuantRegistry::Linear& linear : model_.quant_registry().linears()) {
+      params.code_matrices.push_back({linear.weight, linear.count});
+    }
+  }
+  params_ = std::make_unique<ParamStore>(model_.registry().buckets(), mesh, params, arena_,
                                          &host_arena_);
   sync_ = std::make_unique<ParamSync>(*params_, *compute_,
                                       communication_ ? *communication_ : *compute_);
+  const bool exchanges = options.sequence_parallel && mesh.shape().tensor > 1;
   overlap_ =
-      std::make_unique<Overlap>(mesh.tensor(), *compute_, exchange_ ? *exchange_ : *compute_);
+      std::make_unique<Overlap>(mesh.tensor(), *compute_, exchange_ ? *exchange_ : *compute_,
+                                options.peer_copies && exchanges);
+  if (options.peer_copies && exchanges && !overlap_->has_window() &&
+      context.device().kind != DeviceKind::kMeta && mesh.world().rank() == 0) {
+    log::warning("[parallel] parallel.peer_copies: these ranks do not reach each other's memory; "
+                 "messages of tensor parallelism are sent");
+  }
   quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_);
   states_ = std::make_unique<StateOffload>(*params_, *compute_,
                                            copies_in_ ? *copies_in_ : *compute_,

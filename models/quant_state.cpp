@@ -37,7 +37,11 @@ QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, 
     WeightCopies weight;
     weight.linear = registry.linears()[static_cast<std::size_t>(i)];
     const std::string& name = params.spec(weight.linear.weight).name;
-    const Shape shape = params.fused_weight(weight.linear.weight, weight.linear.count).shape;
+    const Shape shape = params.matrix_shape(weight.linear.weight, weight.linear.count);
+    if (params.gathers_codes(weight.linear.weight.bucket)) {
+      weights_.push_back(weight);
+      continue;
+    }
     const auto take = [&](const char* what, DType dtype, Shape copy) {
       return arena.allocate(fmt::format("fp8 {} of {}", what, name), dtype, copy,
                             MemoryClass::kWeights);
@@ -91,6 +95,12 @@ void QuantState::begin_pass(Stream& stream) const {
 GemmOperand QuantState::weight(int linear, const ParamStore& params, Stream& stream) {
   WeightCopies& weight = weights_[static_cast<std::size_t>(linear)];
   GemmOperand operand = weight.copies;
+  if (params.gathers_codes(weight.linear.weight.bucket)) {
+    const ParamStore::Codes codes = params.codes(weight.linear.weight);
+    operand.row = codes.rows;
+    operand.scale = codes.scale;
+    return operand;
+  }
   operand.plain = params.fused_weight(weight.linear.weight, weight.linear.count);
   const std::uint64_t version = params.weight_version(weight.linear.weight.bucket);
   if (weight.version != version) {

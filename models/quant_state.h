@@ -39,14 +39,14 @@ class QuantState {
   // Forgets the amaxes of activations and gradients: at the start of each pass through the model.
   void begin_pass(Stream& stream) const;
 
-  // The weight of a quantised layer with both copies, cast on the stream first if it has changed.
-  // The bucket is whole (gathered) on the stream.
+  // The weight of a quantised layer with both copies, cast on the stream first if it has changed; with
+  // its row copy alone where ZeRO 3 gathers codes. The bucket is whole (gathered) on the stream.
   GemmOperand weight(int linear, const ParamStore& params, Stream& stream);
 
  private:
   struct WeightCopies {
     QuantRegistry::Linear linear;
-    GemmOperand copies;
+    GemmOperand copies;  // none where the bucket is gathered as codes
     std::uint64_t version = 0;  // of the weights that the copies were made from; 0: none yet
   };
   GemmOperand slot(int linear, int which) const;

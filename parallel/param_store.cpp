@@ -49,9 +49,11 @@ ParamStore::ParamStore(std::vector<BucketSpec> buckets, const ProcessMesh& mesh,
         .allocate(what + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
   };
   assign_buffers();
+  choose_code_buckets();
   leased_.resize(buckets_.size(), false);
   weights_ =
       allocate_whole("weights", options.compute, MemoryClass::kWeights, shards_weights(), arena);
+  allocate_codes(arena);
   if (options.trains) {
     gradients_ = allocate_whole("gradients", options.gradients, MemoryClass::kGradients,
                                 shards_gradients(), arena);
@@ -132,20 +134,108 @@ std::vector<Tensor> ParamStore::allocate_whole(const char* what, DType dtype,
     }
     return result;
   }
+  const bool is_weights = memory_class == MemoryClass::kWeights;
+  return allocate_shared(what, dtype, memory_class, arena, [&](std::size_t b) {
+    return is_weights && gathers_codes(static_cast<int>(b)) ? 0 : layouts_[b].size;
+  });
+}
+
+template <typename SizeOf>
+std::vector<Tensor> ParamStore::allocate_shared(const char* what, DType dtype, MemoryClass memory_class,
+                                                Arena& arena, SizeOf&& size_of_bucket) const {
   std::vector<Tensor> buffers;
   for (int buffer = 0; buffer < num_buffers_; ++buffer) {
     std::int64_t size = 0;
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      if (buffers_[b] == buffer) size = std::max(size, layouts_[b].size);
+      if (buffers_[b] == buffer) size = std::max(size, size_of_bucket(b));
     }
-    buffers.push_back(arena.allocate(fmt::format("{} buffer {}", what, buffer), dtype, Shape{size},
-                                     memory_class));
+    buffers.push_back(size == 0 ? Tensor{}
+                                : arena.allocate(fmt::format("{} buffer {}", what, buffer), dtype,
+                                                 Shape{size}, memory_class));
   }
+  std::vector<Tensor> result;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    result.push_back(
-        buffers[static_cast<std::size_t>(buffers_[b])].flat_slice(0, layouts_[b].size));
+    const std::int64_t size = size_of_bucket(b);
+    result.push_back(size == 0 ? Tensor{}
+                               : buffers[static_cast<std::size_t>(buffers_[b])].flat_slice(0, size));
   }
   return result;
+}
+
+// Codes are worth a bucket where nearly all of it is read so, and can be where each matrix starts
+// at a multiple of what products want.
+void ParamStore::choose_code_buckets() {
+  constexpr std::int64_t kQuantum = 16;
+  constexpr std::int64_t kLeastShare = 8;  // at most an eighth of a bucket is not read as codes
+  codes_.resize(buckets_.size());
+  // gather_exact needs room for the compute format where the gradients are.
+  const bool has_room = options_.trains && size_of(options_.compute) <= size_of(options_.gradients);
+  if (!shards_weights() || shard_count_ == 1 || !has_room) return;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    CodeBucket bucket;
+    bucket.plain_begin.resize(buckets_[b].params.size(), 0);
+    bool fits = true;
+    for (const ParamMatrix& matrix : options_.code_matrices) {
+      if (matrix.first.bucket != static_cast<int>(b)) continue;
+      const Shape shape = matrix_shape(matrix.first, matrix.count);
+      CodeMatrix code;
+      code.params = matrix;
+      code.begin = layouts_[b].pieces[static_cast<std::size_t>(matrix.first.index)].offset;
+      code.end = code.begin + shape.numel();
+      fits = fits && code.begin % kQuantum == 0 && shape.rows() % kQuantum == 0 && shape.cols() % kQuantum == 0;
+      for (int i = 0; i < matrix.count; ++i) {
+        bucket.plain_begin[static_cast<std::size_t>(matrix.first.index + i)] = -1;
+      }
+      bucket.matrices.push_back(code);
+    }
+    std::int64_t plain = 0;
+    for (std::size_t i = 0; i < bucket.plain_begin.size(); ++i) {
+      if (bucket.plain_begin[i] < 0) continue;
+      bucket.plain_begin[i] = plain;
+      plain += (layouts_[b].pieces[i].extent.elements() + kQuantum - 1) / kQuantum * kQuantum;
+    }
+    if (fits && !bucket.matrices.empty() && plain * kLeastShare <= layouts_[b].size) {
+      codes_[b] = std::move(bucket);
+    }
+  }
+}
+
+void ParamStore::allocate_codes(Arena& arena) {
+  // Scalars that libraries read lie at multiples of 16 bytes.
+  constexpr std::int64_t kSpacing = 4;
+  std::int64_t count = 0;
+  for (const CodeBucket& bucket : codes_) count += static_cast<std::int64_t>(bucket.matrices.size());
+  if (count == 0) return;
+  code_amaxes_ = arena.allocate("code amaxes", DType::kF32, Shape{count * kSpacing}, MemoryClass::kWeights);
+  code_scales_ = arena.allocate("code scales", DType::kF32, Shape{count * kSpacing}, MemoryClass::kWeights);
+  const std::vector<Tensor> whole = allocate_shared(
+      "codes", options_.code_format, MemoryClass::kWeights, arena,
+      [&](std::size_t b) { return gathers_codes(static_cast<int>(b)) ? layouts_[b].size : 0; });
+  const std::vector<Tensor> plain = allocate_shared(
+      "plain weights", options_.compute, MemoryClass::kWeights, arena, [&](std::size_t b) {
+        std::int64_t size = 0;
+        if (!gathers_codes(static_cast<int>(b))) return size;
+        for (std::size_t i = 0; i < codes_[b].plain_begin.size(); ++i) {
+          if (codes_[b].plain_begin[i] >= 0) {
+            size = std::max(size, codes_[b].plain_begin[i] + layouts_[b].pieces[i].extent.elements());
+          }
+        }
+        return size;
+      });
+  std::int64_t next = 0;
+  for (std::size_t b = 0; b < codes_.size(); ++b) {
+    CodeBucket& bucket = codes_[b];
+    if (bucket.matrices.empty()) continue;
+    bucket.whole = whole[b];
+    bucket.plain = plain[b];
+    bucket.shard = arena.allocate("code shard " + buckets_[b].name, options_.code_format,
+                                  Shape{layouts_[b].shard_size}, MemoryClass::kWeights);
+    for (CodeMatrix& matrix : bucket.matrices) {
+      matrix.amax = code_amaxes_.flat_slice(next, 1);
+      matrix.scale = code_scales_.flat_slice(next, 1);
+      next += kSpacing;
+    }
+  }
 }
 
 Tensor ParamStore::shard_of(const std::vector<Tensor>& whole, std::size_t b, bool is_separate,
@@ -154,8 +244,30 @@ Tensor ParamStore::shard_of(const std::vector<Tensor>& whole, std::size_t b, boo
   if (!is_separate && (layouts_[b].parts.size() == 1 || shard_count_ == 1)) {
     return whole[b].flat_slice(size * shard_rank_, size);
   }
-  return arena.allocate(std::string(what) + " " + buckets_[b].name, whole[b].dtype, Shape{size},
-                        memory_class);
+  const DType dtype = memory_class == MemoryClass::kWeights ? options_.compute : options_.gradients;
+  return arena.allocate(std::string(what) + " " + buckets_[b].name, dtype, Shape{size}, memory_class);
+}
+
+Shape ParamStore::matrix_shape(ParamId first, int count) const {
+  const BucketLayout& layout = this->layout(first.bucket);
+  const LocalExtent& start = layout.pieces[static_cast<std::size_t>(first.index)].extent;
+  std::int64_t rows = 0;
+  for (int i = 0; i < count; ++i) {
+    rows += layout.pieces[static_cast<std::size_t>(first.index + i)].extent.storage_rows;
+  }
+  if (spec(first).shape.rank == 1) return Shape{rows * start.storage_cols};
+  return Shape{rows, start.storage_cols};
+}
+
+ParamStore::Codes ParamStore::codes(ParamId first) const {
+  CHECK(!checks_leases_ || leased_[static_cast<std::size_t>(first.bucket)],
+        "[param_store] the weights of {} are used without a lease", bucket(first.bucket).name);
+  const CodeBucket& bucket = code_bucket(first.bucket);
+  for (const CodeMatrix& matrix : bucket.matrices) {
+    if (matrix.params.first.index != first.index) continue;
+    return {view(bucket.whole, first, matrix.params.count), matrix.scale};
+  }
+  TESSERA_FAIL(ErrorKind::kInternal, "[param_store] {} is not gathered as codes", spec(first).name);
 }
 
 Tensor ParamStore::view(const Tensor& flat, ParamId first, int count) const {
@@ -182,7 +294,15 @@ Tensor ParamStore::weight(ParamId id) const { return fused_weight(id, 1); }
 Tensor ParamStore::fused_weight(ParamId first, int count) const {
   CHECK(!checks_leases_ || leased_[static_cast<std::size_t>(first.bucket)],
         "[param_store] the weights of {} are used without a lease", bucket(first.bucket).name);
-  return view(weights_[static_cast<std::size_t>(first.bucket)], first, count);
+  if (!gathers_codes(first.bucket)) {
+    return view(weights_[static_cast<std::size_t>(first.bucket)], first, count);
+  }
+  const CodeBucket& codes = code_bucket(first.bucket);
+  const std::int64_t begin = codes.plain_begin[static_cast<std::size_t>(first.index)];
+  CHECK(begin >= 0 && count == 1, "[param_store] the weights of {} are gathered as codes", spec(first).name);
+  const Shape shape = matrix_shape(first, count);
+  const Tensor flat = codes.plain.flat_slice(begin, shape.numel());
+  return shape.rank == 1 ? flat : flat.reshape(shape);
 }
 
 GradientTarget ParamStore::gradient(ParamId id) { return fused_gradient(id, 1); }
@@ -218,6 +338,11 @@ void ParamStore::initialize(Stream& stream) {
     }
   };
   for (const Tensor& weights : weights_) zero(weights);
+  for (const CodeBucket& bucket : codes_) {
+    zero(bucket.whole);
+    zero(bucket.shard);
+    zero(bucket.plain);
+  }
   // Padding is never written by a backward but takes part in reductions: it must not start as NaN.
   for (const Tensor& gradients : gradients_) zero(gradients);
   for (std::size_t b = 0; b < shards_.size(); ++b) {

@@ -19,6 +19,12 @@
 
 namespace tessera {
 
+// Adjacent parameters seen as one matrix.
+struct ParamMatrix {
+  ParamId first;
+  int count = 1;
+};
+
 struct ParamStoreOptions {
   DType compute = DType::kBF16;   // of weights in the forward and backward
   bool fp32_masters = true;       // ignored when compute is fp32 or fp64: the weights are exact
@@ -28,6 +34,10 @@ struct ParamStoreOptions {
   // Most bytes of weights or gradients in one collective; 0: a bucket at once. Decides the cut:
   // every rank has the same.
   std::int64_t bucket_bytes = 0;
+  // Matrices that products read only as FP8 codes with one scale each. Under ZeRO 3 the buckets of
+  // such matrices are gathered so, at half the bytes: see gathers_codes.
+  std::vector<ParamMatrix> code_matrices;
+  DType code_format = DType::kF8E4M3;
   bool trains = true;  // false: weights only (evaluation, generation)
   float weight_decay = 0;
   // Kept in host memory; StateOffload brings them to the device for an update.
@@ -76,10 +86,23 @@ class ParamStore {
   bool has_masters() const { return has_masters_; }
 
   // The local piece of a weight, [storage_rows, storage_cols] or [n]. Under ZeRO 3 the caller holds
-  // a lease on the bucket (ParamSync::acquire).
+  // a lease on the bucket (ParamSync::acquire). Not of a matrix that is gathered as codes.
   Tensor weight(ParamId id) const;
   // `first` and the parameters that follow it as one matrix [sum of rows, cols] (or one vector).
   Tensor fused_weight(ParamId first, int count) const;
+
+  // Whether a bucket is gathered as FP8 codes of its code matrices, beside the plain values of its
+  // other, few parameters.
+  bool gathers_codes(int b) const { return !codes_[static_cast<std::size_t>(b)].matrices.empty(); }
+  // A code matrix of such a bucket, under a lease: code * scale is the weight.
+  struct Codes {
+    Tensor rows;   // [rows, cols] of the code format
+    Tensor scale;  // [1] fp32
+  };
+  Codes codes(ParamId first) const;
+  Shape matrix_shape(ParamId first, int count) const;
+  // A parameter of a bucket that lies whole in `flat`.
+  Tensor weight_in(const Tensor& flat, ParamId id) const { return view(flat, id, 1); }
 
   // The gradient of a weight, and whether this step has already written to it. The caller writes
   // all of it; the next target of the same parameter in the step accumulates.
@@ -112,6 +135,24 @@ class ParamStore {
   // Whether the whole bucket and the shard are different memory.
   bool shards_gradients() const { return options_.zero >= 2; }
   bool shards_weights() const { return options_.zero >= 3; }
+  // What a bucket that gathers codes has instead of whole weights.
+  struct CodeMatrix {
+    ParamMatrix params;
+    std::int64_t begin = 0;  // elements of the bucket
+    std::int64_t end = 0;
+    Tensor amax;  // [1] fp32
+    Tensor scale;
+  };
+  struct CodeBucket {
+    std::vector<CodeMatrix> matrices;  // empty: the bucket is gathered in the compute format
+    Tensor whole;                      // [layout.size] codes; of shared memory
+    Tensor shard;                      // [shard_size] codes
+    Tensor plain;                      // the other parameters, one behind the other; of shared memory
+    std::vector<std::int64_t> plain_begin;  // of each parameter; -1 for one of a matrix
+  };
+  const CodeBucket& code_bucket(int b) const { return codes_[static_cast<std::size_t>(b)]; }
+  // [amaxes] of all of them, in one piece; undefined where there are none.
+  const Tensor& code_amaxes() const { return code_amaxes_; }
   // Which buffer of shared memory a bucket uses; bucket_*() is a view of it.
   int num_buffers() const { return num_buffers_; }
   int buffer(int b) const { return buffers_[static_cast<std::size_t>(b)]; }
@@ -127,6 +168,12 @@ class ParamStore {
 
  private:
   void assign_buffers();
+  void choose_code_buckets();
+  void allocate_codes(Arena& arena);
+  // Of the buckets of each shared buffer, the largest size that `size_of_bucket` gives.
+  template <typename SizeOf>
+  std::vector<Tensor> allocate_shared(const char* what, DType dtype, MemoryClass memory_class, Arena& arena,
+                                      SizeOf&& size_of_bucket) const;
   // A flat tensor per bucket; buckets of one buffer share memory when `is_shared`.
   std::vector<Tensor> allocate_whole(const char* what, DType dtype, MemoryClass memory_class,
                                      bool is_shared, Arena& arena) const;
@@ -142,7 +189,10 @@ class ParamStore {
   int shard_rank_ = 0;
   bool has_masters_ = false;
   std::vector<BucketLayout> layouts_;
-  std::vector<Tensor> weights_;
+  std::vector<CodeBucket> codes_;
+  Tensor code_amaxes_;
+  Tensor code_scales_;
+  std::vector<Tensor> weights_;  // undefined where codes are gathered
   std::vector<Tensor> gradients_;
   std::vector<Shard> shards_;
   std::vector<std::vector<ShardSegment>> segments_;

@@ -49,15 +49,87 @@ void ParamSync::gather(WeightBuffer& buffer, int bucket) {
     communication_->wait(*published_);
     communication_->wait(*buffer.released);
   }
-  const Tensor& whole = store_->bucket_weights(bucket);
-  const Tensor& shard = store_->shard(bucket).weight;
+  const bool gathers_codes = store_->gathers_codes(bucket);
+  const Tensor& whole =
+      gathers_codes ? store_->code_bucket(bucket).whole : store_->bucket_weights(bucket);
+  const Tensor& shard =
+      gathers_codes ? store_->code_bucket(bucket).shard : store_->shard(bucket).weight;
   for (const BucketLayout::Part& part : store_->layout(bucket).parts) {
     store_->mesh().shard().all_gather(shard.flat_slice(part.shard_begin, part.shard_size),
                                       whole.flat_slice(part.begin, part.size), *communication_);
   }
+  if (gathers_codes) gather_plain(bucket);
   if (has_two_streams()) communication_->record(*buffer.gathered);
   buffer.bucket = bucket;
   buffer.version = store_->weight_version(bucket);
+}
+
+// Every rank writes what it holds of the few plain parameters between zeros; the sum is all of them.
+void ParamSync::gather_plain(int bucket) {
+  const ParamStore::CodeBucket& codes = store_->code_bucket(bucket);
+  if (!codes.plain.defined()) return;
+  communication_->set_zero(codes.plain.data, codes.plain.bytes());
+  const ParamStore::Shard& shard = store_->shard(bucket);
+  for (const ShardPiece& piece : shard.pieces) {
+    const std::int64_t begin = codes.plain_begin[static_cast<std::size_t>(piece.param)];
+    if (begin < 0) continue;
+    const Tensor from = shard.weight.flat_slice(piece.shard_begin, piece.length);
+    const Tensor to = codes.plain.flat_slice(begin + piece.local_begin, piece.length);
+    communication_->copy_bytes(to.data, from.data, to.bytes());
+  }
+  store_->mesh().shard().all_reduce(codes.plain, ReduceOp::kSum, *communication_);
+}
+
+// Casts the shards of code matrices under the scales of the whole matrices.
+void ParamSync::cast_codes() {
+  const Tensor& amaxes = store_->code_amaxes();
+  if (!amaxes.defined()) return;
+  using Ranges = std::vector<BucketLayout::Range>;
+  const auto for_matrices = [&](const auto& visit) {
+    for (int b = 0; b < store_->num_buckets(); ++b) {
+      for (const ParamStore::CodeMatrix& matrix : store_->code_bucket(b).matrices) {
+        visit(b, matrix, shard_ranges(store_->layout(b), store_->shard_rank(), matrix.begin, matrix.end));
+      }
+    }
+  };
+  // As rows of some length: casts work on tiles.
+  const auto cut = [](const Tensor& shard, const BucketLayout::Range& range) {
+    const std::int64_t count = range.end - range.begin;
+    std::int64_t cols = 4096;
+    while (count % cols != 0) cols /= 2;
+    return shard.flat_slice(range.begin, count).reshape(Shape{count / cols, cols});
+  };
+  compute_->set_zero(amaxes.data, amaxes.bytes());
+  for_matrices([&](int b, const ParamStore::CodeMatrix& matrix, const Ranges& ranges) {
+    for (const BucketLayout::Range& range : ranges) {
+      amax(Amax{cut(store_->shard(b).weight, range), matrix.amax}, *compute_);
+    }
+  });
+  store_->mesh().shard().all_reduce(amaxes, ReduceOp::kMax, *compute_);
+  for_matrices([&](int b, const ParamStore::CodeMatrix& matrix, Ranges ranges) {
+    // A rank without a piece of the matrix needs its scale all the same.
+    if (ranges.empty()) ranges.push_back({0, 0});
+    for (const BucketLayout::Range& range : ranges) {
+      quantize(Quantize{cut(store_->shard(b).weight, range), matrix.amax,
+                        cut(store_->code_bucket(b).shard, range), Tensor{}, matrix.scale},
+               *compute_);
+    }
+  });
+}
+
+Tensor ParamSync::gather_exact(int bucket) {
+  CHECK(store_->shards_weights() && store_->options().trains,
+        "[param_sync] {} is whole, or has no gradients to lie in", store_->bucket(bucket).name);
+  open_gradients(bucket);
+  const Tensor& gradients = store_->bucket_gradients(bucket);
+  const Tensor whole(gradients.data, store_->options().compute, gradients.shape, gradients.device);
+  const Tensor& shard = store_->shard(bucket).weight;
+  for (const BucketLayout::Part& part : store_->layout(bucket).parts) {
+    store_->mesh().shard().all_gather(shard.flat_slice(part.shard_begin, part.shard_size),
+                                      whole.flat_slice(part.begin, part.size), *compute_);
+  }
+  gradient_buffers_[static_cast<std::size_t>(store_->buffer(bucket))].bucket = -1;
+  return whole;
 }
 
 void ParamSync::prefetch(int bucket) {
@@ -178,6 +250,7 @@ void ParamSync::finish_gradients() {
 void ParamSync::publish() {
   for (int b = 0; b < store_->num_buckets(); ++b) store_->weights_changed(b);
   if (store_->shards_weights()) {
+    cast_codes();
     if (has_two_streams()) compute_->record(*published_);
     return;
   }

@@ -5,8 +5,11 @@
 //            weights                                 gradients
 //   ZeRO 0   stay                                    summed, all of them, on the last micro-batch
 //   ZeRO 1   stay, gathered after an update          each rank gets its shard, on the last
-//   micro-batch ZeRO 2   as ZeRO 1                               each rank adds its shard, on every
-//   micro-batch ZeRO 3   gathered when acquired or prefetched    as ZeRO 2
+//   ZeRO 2   as ZeRO 1                               each rank adds its shard, on every micro-batch
+//   ZeRO 3   gathered when acquired or prefetched    as ZeRO 2
+//
+// ZeRO 3 gathers matrices that products read as FP8 codes in this form (ParamStore::gathers_codes):
+// shards are cast once, when they have changed, under the scale of the whole.
 //
 // Shards are cut over ProcessMesh::shard(). Where that is a part of the data-parallel ranks (a
 // node), the parts add up their shards of gradients on the last micro-batch and make the same
@@ -73,6 +76,9 @@ class ParamSync {
   // Adds up what the ends of a pipeline share; the compute stream then waits for all reductions
   // started since the last call.
   void finish_gradients();
+  // The whole bucket in the compute format under ZeRO 3, whatever acquire() gathers, for export: in
+  // the memory of its gradients, until these are opened. On the compute stream; collective.
+  Tensor gather_exact(int bucket);
   // The shards have new values on the compute stream (an optimizer step, a checkpoint): gathers
   // them where weights stay, else makes gathered copies invalid.
   void publish();
@@ -97,6 +103,8 @@ class ParamSync {
   void release(int bucket);
   bool holds(const WeightBuffer& buffer, int bucket) const;
   void gather(WeightBuffer& buffer, int bucket);
+  void gather_plain(int bucket);
+  void cast_codes();
   void reduce_over_data(int bucket);
   void sum_over_tensor(int bucket);
 

@@ -3,6 +3,24 @@
 #include "models/hf/names.h"
 
 namespace tessera {
+namespace {
+
+// Elements of a tensor-parallel rank's matrices that are gathered as FP8 codes, of all stages.
+double code_parameters(const ModelConfig& model, int tensor_size, const RuntimeOptions& options) {
+  if (options.recipe.scaling != QuantScaling::kCurrent) return 0;
+  const Transformer whole(model, tensor_size, options.sequence_parallel, options.recipe);
+  double elements = 0;
+  for (const QuantRegistry::Linear& linear : whole.quant_registry().linears()) {
+    const auto& params = whole.registry().buckets()[static_cast<std::size_t>(linear.weight.bucket)].params;
+    for (int i = 0; i < linear.count; ++i) {
+      const ParamSpec& spec = params[static_cast<std::size_t>(linear.weight.index + i)];
+      elements += static_cast<double>(local_extent(spec, tensor_size, 0).elements());
+    }
+  }
+  return elements;
+}
+
+}  // namespace
 
 Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const RuntimeOptions& options,
                      std::int64_t micro_batches) {
@@ -58,8 +76,11 @@ Traffic step_traffic(const ModelConfig& model, const MeshShape& mesh, const Runt
     case 2:
       traffic.data_bytes = times * gradients + weights + between;
       break;
-    default:  // gathered for the forward and again for the backward
-      traffic.data_bytes = times * (gradients + 2 * weights) + between;
+    default: {  // gathered for the forward and again for the backward; FP8 products' weights as codes
+      const double saved = code_parameters(model, mesh.tensor, options) / stages *
+                           (static_cast<double>(size_of(options.params.compute)) - 1) * (shards - 1) / shards;
+      traffic.data_bytes = times * (gradients + 2 * (weights - saved)) + between;
+    }
   }
   return traffic;
 }

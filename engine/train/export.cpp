@@ -175,15 +175,26 @@ void export_model(ModelRuntime& runtime, const ExportSettings& settings) {
   for (const BucketSpec& bucket : whole.registry().buckets()) {
     for (const ParamSpec& spec : bucket.params) specs[spec.name] = &spec;
   }
+  // The bucket that is gathered apart, where weights are gathered as codes.
+  int exact_bucket = -1;
+  Tensor exact;
   for (const HfTensor& tensor : hf_tensors(config)) {
     const ParamId id = find_parameter(runtime.params(), tensor.name);
     const int holder = stage_holding(tensor.name, stage_of_layer);
     CHECK(id.defined() == (holder == stage), "[export] stage {} was to hold {}", holder,
           tensor.name);
     // With all that share it.
-    const WeightLease lease = id.defined() ? runtime.sync().acquire(id.bucket) : WeightLease{};
+    WeightLease lease;
+    Tensor local;
+    if (id.defined() && runtime.params().gathers_codes(id.bucket)) {
+      if (exact_bucket != id.bucket) exact = runtime.sync().gather_exact(id.bucket);
+      exact_bucket = id.bucket;
+      local = runtime.params().weight_in(exact, id);
+    } else if (id.defined()) {
+      lease = runtime.sync().acquire(id.bucket);
+      local = runtime.params().weight(id);
+    }
     if (!takes_part || (holder != stage && stage != 0)) continue;
-    const Tensor local = id.defined() ? runtime.params().weight(id) : Tensor{};
     gatherer.gather(*specs.at(tensor.name), local, holder,
                     [&](const void* data, std::int64_t count) {
                       attempt([&] {

@@ -3,6 +3,7 @@
 // harm (B42 to B45). All of it with one scale per tensor and with scales of blocks.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 
 #include "engine/train/optimizer.h"
@@ -201,6 +202,41 @@ TEST_P(Fp8Model, EveryLayoutStaysWithinNoiseOfOneRank) {
       EXPECT_EQ(got.loss_sum, base.loss_sum) << layout;
       EXPECT_EQ(distance(got.gradients, base.gradients), 0) << layout;
     }
+  }
+}
+
+// Under ZeRO 3 codes are cast from shards, whose scales are those of the whole: the same codes, gathered at half
+// the bytes.
+TEST_P(Fp8Model, GatheredCodesAreThoseOfWholeWeights) {
+  ModelSetup setup = small_setup(DType::kBF16);
+  const std::vector<HostBatch> batches{batch_of(48, 1), batch_of(41, 2), batch_of(48, 3)};
+  for (const auto& [dp, tp, sp, recompute] : std::vector<std::tuple<int, int, bool, Recompute>>{
+           {2, 1, false, Recompute::kNone}, {3, 2, true, Recompute::kFull}, {2, 2, false, Recompute::kSelective}}) {
+    setup.mesh.data = dp;
+    setup.mesh.tensor = tp;
+    setup.sequence_parallel = sp;
+    setup.recompute = recompute;
+    setup.steps = 3;
+    setup.inline_streams = dp == 3;
+    setup.zero = 2;
+    const StepResult whole = run(setup, batches, 1e-2);
+    setup.zero = 3;
+    setup.device.kind = GetParam().device;
+    std::atomic<int> gathered = 0;
+    const StepResult codes = train_step(
+        setup, batches,
+        [&](ModelRuntime& runtime) {
+          set_weights(runtime, weights_);
+          for (int b = 0; b < runtime.params().num_buckets(); ++b) gathered += runtime.params().gathers_codes(b);
+        },
+        1e-2);
+    const std::string layout = fmt::format("dp {} tp {} sp {}", dp, tp, sp);
+    // Every block of every rank.
+    const int blocks = static_cast<int>(setup.config.num_hidden_layers) * dp * tp;
+    EXPECT_EQ(gathered, GetParam().scaling == QuantScaling::kCurrent ? blocks : 0) << layout;
+    EXPECT_EQ(codes.loss_sum, whole.loss_sum) << layout;
+    EXPECT_EQ(distance(codes.gradients, whole.gradients), 0) << layout;
+    EXPECT_EQ(distance(codes.weights, whole.weights), 0) << layout;
   }
 }
 

@@ -157,11 +157,14 @@ std::map<std::string, std::string> whole_weights(ModelRuntime& runtime) {
   std::map<std::string, std::string> result;
   ParamStore& params = runtime.params();
   for (int b = 0; b < params.num_buckets(); ++b) {
-    const WeightLease lease = runtime.sync().acquire(b);
+    const bool is_apart = params.gathers_codes(b);
+    const Tensor exact = is_apart ? runtime.sync().gather_exact(b) : Tensor{};
+    const WeightLease lease = is_apart ? WeightLease{} : runtime.sync().acquire(b);
     const auto& specs = params.bucket(b).params;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const LocalExtent& extent = params.layout(b).pieces[i].extent;
-      const Tensor weight = params.weight({b, static_cast<int>(i)});
+      const ParamId id{b, static_cast<int>(i)};
+      const Tensor weight = is_apart ? params.weight_in(exact, id) : params.weight(id);
       std::string bytes(weight.bytes(), '\0');
       runtime.compute().copy_bytes(bytes.data(), weight.data, bytes.size());
       runtime.compute().synchronize();
@@ -204,6 +207,7 @@ StepResult train_step(const ModelSetup& setup, const std::vector<HostBatch>& bat
   options.params.weight_decay = setup.weight_decay;
   options.sequence_parallel = setup.sequence_parallel;
   options.overlap = setup.overlap;
+  options.peer_copies = setup.peer_copies;
   options.recipe = setup.recipe;
   options.pipeline.kind = setup.schedule;
   options.pipeline.chunks = setup.chunks;
