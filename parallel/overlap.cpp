@@ -18,7 +18,7 @@ std::vector<int> all_ranks(const Communicator& group) {
 
 }  // namespace
 
-Overlap::Overlap(Communicator& group, Stream& compute, Stream& exchange)
+Overlap::Overlap(Communicator& group, Stream& compute, Stream& exchange, bool puts)
     : group_(group.subgroup(all_ranks(group), group.name() + " pieces")),
       compute_(&compute),
       exchange_(&exchange) {
@@ -27,6 +27,42 @@ Overlap::Overlap(Communicator& group, Stream& compute, Stream& exchange)
   gathered_ = context.make_event();
   scattered_ = context.make_event();
   for (int step = 0; step < size(); ++step) exchanged_.push_back(context.make_event());
+  if (!puts || size() == 1) return;
+  scratch_ = compute.scratch().memory();
+  if (!scratch_.defined()) return;
+  window_ = group_->make_window(scratch_, 2 * size(), context);
+  for (int rank = 0; has_window() && rank < size(); ++rank) {
+    CHECK(window_->bytes_of(rank) == scratch_.bytes(),
+          "[overlap] rank {} has {} bytes of scratch, this one {}", rank, window_->bytes_of(rank),
+          scratch_.bytes());
+  }
+}
+
+// Flag r: what rank r sends is here. Flag size + r: what goes to rank r may be written there.
+void Overlap::open_landings() {
+  if (!has_window()) return;
+  ++round_;
+  for (int step = 1; step < size(); ++step) {
+    window_->signal(neighbour(step), size() + group_->rank(), round_, *exchange_);
+  }
+}
+
+template <typename Landing>
+void Overlap::pass(const Tensor& own, int to, int from, Landing&& landing) {
+  if (!has_window()) {
+    const GroupScope pair(*group_);
+    group_->send(own, to, *exchange_);
+    group_->recv(landing(from), from, *exchange_);
+    return;
+  }
+  const Tensor there = landing(group_->rank());
+  const auto offset = static_cast<const char*>(there.data) - static_cast<const char*>(scratch_.data);
+  CHECK(offset >= 0 && static_cast<std::size_t>(offset) + own.bytes() <= scratch_.bytes(),
+        "[overlap] a message would land outside the scratch of the compute stream");
+  window_->wait(size() + to, round_, *exchange_);
+  window_->put(own.data, own.bytes(), to, static_cast<std::size_t>(offset), *exchange_);
+  window_->signal(to, group_->rank(), round_, *exchange_);
+  window_->wait(from, round_, *exchange_);
 }
 
 void Overlap::fork() {
@@ -43,26 +79,28 @@ void Overlap::join(Event& event) {
   if (has_two_streams()) compute_->wait(event);
 }
 
-void Overlap::gather_gemm(const Tensor& own, const Tensor& whole, const Product& product) {
+void Overlap::exchange_pieces(const Tensor& own, const Tensor& whole) {
   const std::int64_t rows = own.rows();
-  CHECK(whole.rows() == rows * size(), "[gather_gemm] a whole of {} rows, expected {} of {} ranks",
+  CHECK(whole.rows() == rows * size(), "[overlap] a whole of {} rows, expected {} of each of {} ranks",
         whole.rows(), rows, size());
   const auto piece = [&](int rank) { return whole.row_slice(rank * rows, rows); };
   fork();
+  open_landings();
   for (int step = 1; step < size(); ++step) {
-    {
-      const GroupScope pair(*group_);
-      group_->send(own, neighbour(-step), *exchange_);
-      group_->recv(piece(neighbour(step)), neighbour(step), *exchange_);
-    }
+    pass(own, neighbour(-step), neighbour(step), piece);
     mark(*exchanged_[static_cast<std::size_t>(step)]);
   }
   copy_tensor(own, piece(group_->rank()), *exchange_);
   mark(*gathered_);
+}
+
+void Overlap::gather_gemm(const Tensor& own, const Tensor& whole, const Product& product) {
+  exchange_pieces(own, whole);
   product(group_->rank(), own);
   for (int step = 1; step < size(); ++step) {
+    const int rank = neighbour(step);
     join(*exchanged_[static_cast<std::size_t>(step)]);
-    product(neighbour(step), piece(neighbour(step)));
+    product(rank, whole.row_slice(rank * own.rows(), own.rows()));
   }
   finish_gather();
 }
@@ -75,18 +113,14 @@ void Overlap::gemm_scatter(const Tensor& own, const Product& product) {
   const int slots = std::min(2, size() - 1);
   const ScratchTensor leaving(*compute_, own.dtype, Shape{rows * slots, own.cols()});
   const auto part = [&](int rank) { return parts->row_slice(rank * rows, rows); };
+  fork();
+  open_landings();
   for (int step = 1; step < size(); ++step) {
-    const int to = neighbour(step);
-    const int from = neighbour(-step);
     const Tensor piece = leaving->row_slice((step - 1) % slots * rows, rows);
     if (step > slots) join(*exchanged_[static_cast<std::size_t>(step - slots)]);
-    product(to, piece);
+    product(neighbour(step), piece);
     fork();
-    {
-      const GroupScope pair(*group_);
-      group_->send(piece, to, *exchange_);
-      group_->recv(part(from), from, *exchange_);
-    }
+    pass(piece, neighbour(step), neighbour(-step), part);
     mark(*exchanged_[static_cast<std::size_t>(step)]);
   }
   product(group_->rank(), part(group_->rank()));
@@ -95,6 +129,7 @@ void Overlap::gemm_scatter(const Tensor& own, const Product& product) {
 }
 
 void Overlap::start_gather(const Tensor& own, const Tensor& whole) {
+  if (has_window()) return exchange_pieces(own, whole);
   fork();
   group_->all_gather(own, whole, *exchange_);
   mark(*gathered_);

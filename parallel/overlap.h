@@ -9,6 +9,10 @@
 // run on a stream of their own, ordered by events. Where that is the compute stream itself the same
 // calls follow one another: rows of a product do not depend on each other and sums are in rank
 // order, so every bit is the same.
+//
+// Messages are sent and received through the group, or, with a window on the ranks' scratch, put
+// there by the copy engines: ranks of a group make the same calls, so that what one has taken of its
+// scratch has the same place in the others'.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +21,19 @@
 #include <vector>
 
 #include "parallel/communicator.h"
+#include "parallel/peer_window.h"
 
 namespace tessera {
 
 class Overlap {
  public:
   // `exchange` may be `compute` itself. Collective over `group`: messages have a group of their
-  // own, so that they do not queue behind what others enqueue on `group`.
-  Overlap(Communicator& group, Stream& compute, Stream& exchange);
+  // own, so that they do not queue behind what others enqueue on `group`. `puts`: by windows on the
+  // scratch of the compute stream, where the group has any; `whole` of a gather then lies in it.
+  Overlap(Communicator& group, Stream& compute, Stream& exchange, bool puts = false);
 
   int size() const { return group_->size(); }
+  bool has_window() const { return window_ != nullptr; }
 
   // Rows of rank `rank`: what a product reads, or where it writes its result. Enqueues on the
   // compute stream.
@@ -53,9 +60,20 @@ class Overlap {
   // Marks the exchange stream; later work of the compute stream runs after a mark.
   void mark(Event& event);
   void join(Event& event);
+  // whole = own of all ranks, with a mark behind each step's.
+  void exchange_pieces(const Tensor& own, const Tensor& whole);
+  // Sends `own` to rank `to` and receives from rank `from`, on the exchange stream. What a rank
+  // sends arrives at landing(that rank) of the receiver.
+  template <typename Landing>
+  void pass(const Tensor& own, int to, int from, Landing&& landing);
+  // Tells every rank that what has been taken of this rank's scratch may be written.
+  void open_landings();
   int neighbour(int steps) const { return (group_->rank() + steps + size()) % size(); }
 
   std::unique_ptr<Communicator> group_;
+  std::unique_ptr<PeerWindow> window_;  // null: messages are sent
+  Tensor scratch_;                      // behind the window
+  std::uint64_t round_ = 0;             // of the window
   Stream* compute_;
   Stream* exchange_;
   std::unique_ptr<Event> forked_;

@@ -19,6 +19,7 @@ struct ParallelOptions {
   std::int64_t context = 1;
   std::string shard_group = "all";
   bool overlap = true;
+  bool peer_copies = false;
   std::optional<std::int64_t> zero;  // unset: 1 where data or context parallelism shares it, else 0
 
   void visit(FieldVisitor& v) {
@@ -62,6 +63,11 @@ struct ParallelOptions {
     v.field("overlap", overlap,
             "Communication on streams of its own, behind computation. false: the same messages one "
             "after another with it, for the same bits",
+            {.free_on_resume = true});
+    v.field("peer_copies", peer_copies,
+            "Messages of tensor parallelism under sequence_parallel by copies into the memory of "
+            "peers of the same machine, which take none of a GPU's processors, where that can be "
+            "reached; for the same bits",
             {.free_on_resume = true});
     v.field(
         "shard_group", shard_group,

@@ -60,6 +60,12 @@ class ScratchStack {
     return Piece(this, begin, data, bytes);
   }
 
+  // All of it, for windows on it; undefined on meta.
+  Tensor memory() const {
+    if (buffer_.data() == nullptr) return {};
+    return Tensor(buffer_.data(), DType::kU8, Shape{static_cast<std::int64_t>(capacity_)},
+                  stream_->device());
+  }
   std::size_t high_water() const { return high_water_; }
   std::size_t capacity() const { return capacity_; }
 

@@ -149,6 +149,7 @@ RuntimeOptions runtime_options(const RunConfig& config, const MeshShape& mesh,
   options.params.weight_decay = static_cast<float>(config.optimizer.weight_decay);
   options.deterministic = config.run.reproducible;
   options.overlap = config.parallel.overlap;
+  options.peer_copies = config.parallel.peer_copies;
   if (config.memory.mlp_chunk) {
     options.mlp_chunk_bytes = parse_bytes(*config.memory.mlp_chunk).value();
   }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -35,6 +36,14 @@ std::uint64_t process_number() {
   return number;
 }
 
+// Tells machines apart: handles mean nothing on another one.
+std::string machine_number() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string number;
+  file >> number;
+  return number;
+}
+
 // Memory as a peer finds it: by its address in the same process, else by the handle of the
 // allocation that holds it.
 struct SharedMemory {
@@ -45,6 +54,7 @@ struct SharedMemory {
 };
 
 struct Offer {
+  char machine[40];
   std::uint64_t process;
   char bus_id[24];  // of the GPU
   int num_flags;
@@ -172,6 +182,7 @@ class WindowState final : public WaitWatch, public board::Interruptible {
   // Collective; false on every rank where one cannot reach another.
   bool connect(const BlobExchange& exchange) {
     Offer own{};
+    std::strncpy(own.machine, machine_number().c_str(), sizeof own.machine - 1);
     own.process = process_number();
     own.num_flags = options_.num_flags;
     CUDA_CHECK(cudaDeviceGetPCIBusId(own.bus_id, sizeof own.bus_id, device_));
@@ -192,6 +203,7 @@ class WindowState final : public WaitWatch, public board::Interruptible {
       Peer peer;
       peer.bytes = offer.memory.bytes;
       const bool is_here = offer.process == own.process;
+      can_reach = can_reach && std::strcmp(offer.machine, own.machine) == 0;
       int device = device_;
       can_reach = can_reach && (!is_here || is_granted(cudaDeviceGetByPCIBusId(&device, offer.bus_id)));
       can_reach = can_reach && reaches(device_, device) && peer.memory.open(offer.memory, is_here) &&

@@ -16,19 +16,24 @@ namespace {
 
 constexpr std::int64_t kCount = 8;
 
-// Two ranks with an overlap each, on worker threads.
+// Two ranks with an overlap each, on worker threads, whose messages are sent, and then put.
 template <typename Body>
-void run_two_ranks(Body&& body) {
+void run_two_ranks(bool puts, Body&& body) {
   run_thread_ranks(2, {.inline_streams = false, .timeout_seconds = 20}, [&](RankEnv& env) {
     const auto compute = env.context.make_stream("compute");
     const auto exchange = env.context.make_stream("exchange");
     const ScratchStack scratch(*compute, 1 << 16);
-    Overlap overlap(env.world, *compute, *exchange);
+    Overlap overlap(env.world, *compute, *exchange, puts);
+    EXPECT_EQ(overlap.has_window(), puts);
     body(env.world.rank(), overlap, cpu::as_cpu(*compute));
     compute->synchronize();
     exchange->synchronize();
   });
 }
+
+class Overlaps : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Messages, Overlaps, ::testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "Put" : "Sent"; });
 
 Tensor matrix(std::vector<float>& values) {
   return Tensor(values.data(), DType::kF32, Shape{static_cast<std::int64_t>(values.size()), 1},
@@ -36,25 +41,25 @@ Tensor matrix(std::vector<float>& values) {
 }
 
 // Rank 1 sends nothing before rank 0's product of its own piece is done.
-TEST(Overlap, TheOwnProductWaitsForNobody) {
+TEST_P(Overlaps, TheOwnProductWaitsForNobody) {
   std::promise<void> is_multiplied;
-  run_two_ranks([&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
+  run_two_ranks(GetParam(), [&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
     std::vector<float> own(kCount, static_cast<float>(rank));
-    std::vector<float> whole(2 * kCount, -1);
+    const ScratchTensor whole(compute, DType::kF32, Shape{2 * kCount, 1});
     if (rank == 1) is_multiplied.get_future().wait();
-    overlap.gather_gemm(matrix(own), matrix(whole), [&](int piece_of, const Tensor&) {
+    overlap.gather_gemm(matrix(own), *whole, [&](int piece_of, const Tensor&) {
       if (rank == 0 && piece_of == 0) compute.enqueue([&] { is_multiplied.set_value(); });
     });
     compute.synchronize();
-    EXPECT_EQ(whole.front(), 0);
-    EXPECT_EQ(whole.back(), 1);
+    EXPECT_EQ(whole->as<float>()[0], 0);
+    EXPECT_EQ(whole->as<float>()[2 * kCount - 1], 1);
   });
 }
 
 // Rank 0's last product ends only when rank 1 has what rank 0 computed for it.
-TEST(Overlap, WhatIsComputedLeavesBehindTheNextProduct) {
+TEST_P(Overlaps, WhatIsComputedLeavesBehindTheNextProduct) {
   std::promise<void> has_arrived;
-  run_two_ranks([&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
+  run_two_ranks(GetParam(), [&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
     std::vector<float> own(kCount, -1);
     overlap.gemm_scatter(matrix(own), [&](int piece_of, const Tensor& out) {
       compute.enqueue([&, piece_of, out] {
@@ -72,18 +77,18 @@ TEST(Overlap, WhatIsComputedLeavesBehindTheNextProduct) {
 }
 
 // Both halves of a column layer's backward: x arrives while the product for dx is under way.
-TEST(Overlap, StartedGathersRunBehindWhatFollows) {
+TEST_P(Overlaps, StartedGathersRunBehindWhatFollows) {
   std::promise<void> is_computed;
-  run_two_ranks([&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
+  run_two_ranks(GetParam(), [&](int rank, Overlap& overlap, cpu::CpuStream& compute) {
     std::vector<float> own(kCount, static_cast<float>(rank));
-    std::vector<float> whole(2 * kCount, -1);
+    const ScratchTensor whole(compute, DType::kF32, Shape{2 * kCount, 1});
     if (rank == 1) is_computed.get_future().wait();
-    overlap.start_gather(matrix(own), matrix(whole));
+    overlap.start_gather(matrix(own), *whole);
     if (rank == 0) compute.enqueue([&] { is_computed.set_value(); });
     overlap.finish_gather();
     compute.synchronize();
-    EXPECT_EQ(whole.front(), 0);
-    EXPECT_EQ(whole.back(), 1);
+    EXPECT_EQ(whole->as<float>()[0], 0);
+    EXPECT_EQ(whole->as<float>()[2 * kCount - 1], 1);
   });
 }
 

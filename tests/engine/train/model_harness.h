@@ -45,6 +45,7 @@ struct ModelSetup {
   DType gradients = DType::kF32;
   bool inline_streams = true;
   bool overlap = true;
+  bool peer_copies = false;
   int cpu_threads = 1;
   float weight_decay = 0;
   QuantRecipe recipe;

@@ -1,5 +1,5 @@
-// Tensor parallelism behind computation: on or off, on worker threads or inline, five updates of a
-// model have the same bits in every format. (What they are is held to one rank's elsewhere.)
+// Tensor parallelism behind computation: on or off, sent or put, on worker threads or inline, five
+// updates of a model have the same bits in every format. (What they are is held to one rank's elsewhere.)
 #include <gtest/gtest.h>
 
 #include "tests/engine/train/model_harness.h"
@@ -62,9 +62,10 @@ ModelSetup setup_of(const Layout& layout) {
   return setup;
 }
 
-StepResult run(const Layout& layout, bool overlap, bool inline_streams) {
+StepResult run(const Layout& layout, bool overlap, bool inline_streams, bool peer_copies = false) {
   ModelSetup setup = setup_of(layout);
   setup.overlap = overlap;
+  setup.peer_copies = peer_copies;
   setup.inline_streams = inline_streams;
   const GlobalTensors weights = random_weights(setup.config, 19, 0.2);
   const auto lengths = [&](int i) {
@@ -89,11 +90,13 @@ class TensorOverlap : public ::testing::TestWithParam<Layout> {
 TEST_P(TensorOverlap, ChangesNoBit) {
   const StepResult wanted = run(GetParam(), false, true);
   EXPECT_LT(wanted.losses.back(), wanted.losses.front());
-  for (const bool inline_streams : {true, false, false}) {
-    const StepResult got = run(GetParam(), true, inline_streams);
-    EXPECT_EQ(got.losses, wanted.losses);
-    EXPECT_EQ(got.gradients, wanted.gradients);
-    EXPECT_EQ(got.weights, wanted.weights);
+  for (const bool peer_copies : {false, true}) {
+    for (const bool inline_streams : {true, false, false}) {
+      const StepResult got = run(GetParam(), true, inline_streams, peer_copies);
+      EXPECT_EQ(got.losses, wanted.losses);
+      EXPECT_EQ(got.gradients, wanted.gradients);
+      EXPECT_EQ(got.weights, wanted.weights);
+    }
   }
 }
 
