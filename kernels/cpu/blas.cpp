@@ -1,6 +1,8 @@
 #include "kernels/cpu/blas.h"
 
 #include <cblas.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <limits>
 
@@ -10,13 +12,35 @@
 namespace tessera::cpu {
 namespace {
 
+// OpenBLAS takes a work area of this size for each thread at its first product, and tries for ever if
+// it gets none.
+constexpr std::size_t kWorkArea = (std::size_t{128} << 20) + 65536;
+
+void require_work_area() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  void* probe = mmap(nullptr, kWorkArea, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (probe == MAP_FAILED) {
+    TESSERA_FAIL(ErrorKind::kTransient,
+                 "[memory] the {} MiB of address space that this process may have (ulimit -v) leave no "
+                 "room for OpenBLAS' {} MiB a thread; raise the limit",
+                 limit.rlim_cur >> 20, kWorkArea >> 20);
+  }
+  munmap(probe, kWorkArea);
+}
+
 // OpenBLAS' thread pool is shared by the whole process and would split sums by the number of cores;
 // threads are ours (ThreadTeam), each calling it for a tile of its own.
-void use_one_thread() {
+void prepare_thread() {
   [[maybe_unused]] static const bool once = [] {
     openblas_set_num_threads(1);
     return true;
   }();
+  thread_local bool is_ready = false;
+  if (is_ready) return;
+  require_work_area();
+  is_ready = true;
 }
 
 blasint narrow(std::int64_t value) {
@@ -40,7 +64,7 @@ void scale_only(const BlasGemm<T>& args) {
 void blas_gemm(const BlasGemm<float>& args) {
   if (args.m == 0 || args.n == 0) return;
   if (args.k == 0) return scale_only(args);
-  use_one_thread();
+  prepare_thread();
   cblas_sgemm(CblasRowMajor, transpose(args.transpose_a), transpose(args.transpose_b), narrow(args.m),
               narrow(args.n), narrow(args.k), args.alpha, args.a, narrow(args.lda), args.b,
               narrow(args.ldb), args.beta, args.c, narrow(args.ldc));
@@ -49,7 +73,7 @@ void blas_gemm(const BlasGemm<float>& args) {
 void blas_gemm(const BlasGemm<double>& args) {
   if (args.m == 0 || args.n == 0) return;
   if (args.k == 0) return scale_only(args);
-  use_one_thread();
+  prepare_thread();
   cblas_dgemm(CblasRowMajor, transpose(args.transpose_a), transpose(args.transpose_b), narrow(args.m),
               narrow(args.n), narrow(args.k), args.alpha, args.a, narrow(args.lda), args.b,
               narrow(args.ldb), args.beta, args.c, narrow(args.ldc));
