@@ -66,7 +66,10 @@ ModelRuntime::ModelRuntime(BackendContext& context, const ProcessMesh& mesh,
     log::warning("[parallel] parallel.peer_copies: these ranks do not reach each other's memory; "
                  "messages of tensor parallelism are sent");
   }
-  quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_);
+  const int sets = options.params.trains
+                       ? std::accumulate(buffers.activations.begin(), buffers.activations.end(), 0)
+                       : model_.num_chunks();
+  quant_ = std::make_unique<QuantState>(model_.quant_registry(), *params_, arena_, sets);
   states_ = std::make_unique<StateOffload>(*params_, *compute_,
                                            copies_in_ ? *copies_in_ : *compute_,
                                            copies_out_ ? *copies_out_ : *compute_, arena_);

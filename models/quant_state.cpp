@@ -13,9 +13,9 @@ constexpr std::int64_t kLossCounts = 2;
 
 }  // namespace
 
-QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena)
-    : recipe_(registry.recipe()) {
-  const auto count = static_cast<std::int64_t>(registry.linears().size());
+QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena, int sets)
+    : recipe_(registry.recipe()), count_(static_cast<std::int64_t>(registry.linears().size())) {
+  const std::int64_t count = count_;
   if (count == 0) return;
   CHECK(params.options().compute != DType::kF64,
         "[quant] FP8 products are not computed beside fp64");
@@ -26,8 +26,8 @@ QuantState::QuantState(const QuantRegistry& registry, const ParamStore& params, 
   Tensor weight_amaxes;
   Tensor weight_scales;
   if (!is_blockwise) {
-    amaxes_ = scalars("fp8 amaxes", count * kSlotsPerLinear);
-    scales_ = scalars("fp8 scales", count * kSlotsPerLinear);
+    amaxes_ = scalars("fp8 amaxes", sets * count * kSlotsPerLinear);
+    scales_ = scalars("fp8 scales", sets * count * kSlotsPerLinear);
     weight_amaxes = scalars("fp8 weight amaxes", count);
     weight_scales = scalars("fp8 weight scales", count);
   }
@@ -72,7 +72,7 @@ GemmOperand QuantState::slot(int linear, int which) const {
     operand.mode = ScaleMode::kVector;
     return operand;
   }
-  const std::int64_t index = (linear * kSlotsPerLinear + which) * kSpacing;
+  const std::int64_t index = ((set_ * count_ + linear) * kSlotsPerLinear + which) * kSpacing;
   operand.amax = amaxes_.flat_slice(index, 1);
   operand.scale = scales_.flat_slice(index, 1);
   return operand;
@@ -89,7 +89,10 @@ void QuantState::watch_losses(bool watches, Stream& stream) {
 }
 
 void QuantState::begin_pass(Stream& stream) const {
-  if (amaxes_.defined()) stream.set_zero(amaxes_.data, amaxes_.bytes());
+  if (!amaxes_.defined()) return;
+  const std::int64_t size = count_ * kSlotsPerLinear * kSpacing;
+  const Tensor own = amaxes_.flat_slice(set_ * size, size);
+  stream.set_zero(own.data, own.bytes());
 }
 
 GemmOperand QuantState::weight(int linear, const ParamStore& params, Stream& stream) {

@@ -1,6 +1,6 @@
 // QuantState: the memory of a model's quantised products on one rank. For every quantised layer it
 // holds the amax and scale of its input and of its output's gradient (scales of blocks lie beside
-// their copies instead), and the weight's copies,
+// their copies instead), of every micro-batch in flight apart, and the weight's copies,
 // which are made anew when the weight has changed: once per optimizer step where weights stay, once
 // per gathering where they come and go (ParamStore::weight_version tells).
 #pragma once
@@ -17,11 +17,14 @@ namespace tessera {
 
 class QuantState {
  public:
-  // Takes its memory from `arena` in a fixed order.
-  QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena);
+  // Takes its memory from `arena` in a fixed order. `sets`: micro-batches whose activations are kept
+  // at once, in every chunk of a pipeline.
+  QuantState(const QuantRegistry& registry, const ParamStore& params, Arena& arena, int sets = 1);
 
   const QuantRecipe& recipe() const { return recipe_; }
 
+  // Whose amaxes and scales the calls below give, until the next call.
+  void use_set(int set) { set_ = set; }
   // Operands without copies (with amax and scale, if there is one per tensor), of layer number
   // `linear`; plain ones for -1.
   GemmOperand input(int linear) const { return slot(linear, 0); }
@@ -36,7 +39,7 @@ class QuantState {
   Tensor input_losses(int linear) const { return losses_of(linear, 0); }
   Tensor gradient_losses(int linear) const { return losses_of(linear, 1); }
 
-  // Forgets the amaxes of activations and gradients: at the start of each pass through the model.
+  // Forgets the amaxes of activations and gradients of this set: at the start of each forward.
   void begin_pass(Stream& stream) const;
 
   // The weight of a quantised layer with both copies, cast on the stream first if it has changed; with
@@ -53,6 +56,8 @@ class QuantState {
   Tensor losses_of(int linear, int which) const;
 
   QuantRecipe recipe_;
+  std::int64_t count_ = 0;  // of quantised layers
+  int set_ = 0;
   Tensor amaxes_;
   Tensor scales_;
   Tensor losses_;

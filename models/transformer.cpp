@@ -74,7 +74,7 @@ Transformer::Transformer(const ModelConfig& config, int tensor_size, bool sequen
 }
 
 void Transformer::plan(const BatchGeometry& geometry, const ActivationOptions& options,
-                       bool trains, const PipelineBuffers& buffers, const QuantState& quant,
+                       bool trains, const PipelineBuffers& buffers, QuantState& quant,
                        Arena& arena, InputOffload* offload, Arena* host) {
   geometry_ = geometry;
   options_ = options;
@@ -95,11 +95,15 @@ void Transformer::plan(const BatchGeometry& geometry, const ActivationOptions& o
   BlockSaved shared;
   int num_offloaded = 0;
   first_offloaded_.clear();
+  first_quant_set_.clear();
+  int num_quant_sets = 0;
   for (int chunk = 0; chunk < num_chunks(); ++chunk) {
     const int sets = trains ? buffers.activations.at(static_cast<std::size_t>(chunk)) : 1;
     auto& chunk_saved = saved_.emplace_back();
     first_offloaded_.emplace_back();
+    first_quant_set_.push_back(num_quant_sets);
     for (int set = 0; set < sets; ++set) {
+      quant.use_set(num_quant_sets++);
       auto& set_saved = chunk_saved.emplace_back();
       // The number of a block is this and its place; what is received has none.
       first_offloaded_.back().push_back(num_offloaded - (piece(chunk).has_embedding ? 0 : 1));
@@ -144,7 +148,6 @@ void Transformer::plan(const BatchGeometry& geometry, const ActivationOptions& o
                MemoryClass::kActivations);
   if (head_ == nullptr) return;
   head_saved_ = LmHead::plan_saved(config_, geometry, arena);
-  head_saved_.d_amax = blocks_.back().output_gradient_amax(quant);
 }
 
 void Transformer::initialize(Stream& stream) {
@@ -211,12 +214,17 @@ int Transformer::offloaded(int chunk, int set, int i) const {
   return first_offloaded_.at(static_cast<std::size_t>(chunk)).at(static_cast<std::size_t>(set)) + i;
 }
 
+int Transformer::quant_set(int chunk, int set) const {
+  return first_quant_set_.at(static_cast<std::size_t>(chunk)) + set;
+}
+
 Residual Transformer::run_blocks(int chunk, int set, const DeviceBatch& batch, const Tensor& input,
                                  bool has_backward, const LayerContext& context) const {
   LayerContext pass = context;
   // A recompute makes what is kept again.
   pass.keeps_inputs = has_backward && options_.recompute == Recompute::kNone;
   const TokenContext tokens = token_context(batch);
+  pass.quant.use_set(quant_set(chunk, set));
   pass.quant.begin_pass(pass.stream);
   Residual residual;
   for (int i = 0; i < piece(chunk).num_layers; ++i) {
@@ -253,6 +261,7 @@ void Transformer::forward(const PipelineAction& action, const DeviceBatch& batch
     if (config_.tie_word_embeddings) context.sync.open_gradients(tied_bucket_);
     LmHead::Saved saved = head_saved_;
     saved.d = gradient_buffer(action.gradient);
+    saved.d_amax = blocks_.back().output_gradient_amax(context.quant);
     head_->loss_and_backward(residual, batch.targets, loss_sum, saved, context);
   }
   bucket_done(head_bucket_);
@@ -266,6 +275,15 @@ void Transformer::backward(const PipelineAction& action, const DeviceBatch& batc
   const Tensor input = own.has_embedding ? Tensor{} : input_buffer(action.input);
   const TokenContext tokens = token_context(batch);
   const Tensor& d = gradient_buffer(action.gradient);
+  context.quant.use_set(quant_set(action.chunk, action.activations));
+  if (!own.has_head) {
+    // Nobody here has made what the next stage sent.
+    GemmOperand received;
+    received.plain = d;
+    const int last = local_block(action.chunk, own.num_layers - 1);
+    received.amax = blocks_[static_cast<std::size_t>(last)].output_gradient_amax(context.quant);
+    measure(received, context);
+  }
   for (int i = own.num_layers; i-- > 0;) {
     const int local = local_block(action.chunk, i);
     const int bucket = block_bucket(local);
@@ -337,6 +355,7 @@ void Transformer::decode(const DeviceBatch& batch, const std::vector<LayerCache>
   BlockWork work = work_;
   work.delta = work_.delta.row_slice(0, count);
   Residual residual{saved(0, 0, 0, Tensor{}).input.row_slice(0, count), Tensor{}};
+  context.quant.use_set(quant_set(0, 0));
   context.quant.begin_pass(context.stream);
   embed(batch, residual.x, context);
   for (int i = 0; i < piece(0).num_layers; ++i) {

@@ -53,7 +53,7 @@ class Transformer {
   // options.offloads_inputs says so and something is trained, else not used; `offload` outlives the
   // model's use.
   void plan(const BatchGeometry& geometry, const ActivationOptions& options, bool trains,
-            const PipelineBuffers& buffers, const QuantState& quant, Arena& arena,
+            const PipelineBuffers& buffers, QuantState& quant, Arena& arena,
             InputOffload* offload = nullptr, Arena* host = nullptr);
   // The buffers that forward and backward read and write by number, [t, H] each: the residual
   // stream from the chunk in front and to the one behind, and its gradient.
@@ -108,6 +108,8 @@ class Transformer {
   BlockSaved saved(int chunk, int set, int i, const Tensor& input) const;
   // Number of a block's input in offload_; -1 where it stays on the device (or is received).
   int offloaded(int chunk, int set, int i) const;
+  // Number in QuantState of a chunk's activations.
+  int quant_set(int chunk, int set) const;
   HeadLeases acquire_head(LayerContext& context) const;
   TokenContext token_context(const DeviceBatch& batch) const;
   void embed(const DeviceBatch& batch, const Tensor& out, LayerContext& context) const;
@@ -133,7 +135,8 @@ class Transformer {
   ActivationOptions options_;
   InputOffload* offload_ = nullptr;
   std::vector<std::vector<std::vector<BlockSaved>>> saved_;  // [chunk][set][block of the chunk]
-  std::vector<std::vector<int>> first_offloaded_;            // [chunk][set]
+  std::vector<std::vector<int>> first_offloaded_;
+  std::vector<int> first_quant_set_;  // of each chunk, in QuantState            // [chunk][set]
   std::vector<Tensor> inputs_;
   std::vector<Tensor> outputs_;
   std::vector<Tensor> gradients_;

@@ -47,10 +47,6 @@ std::vector<UnavailableValue> unavailable_values(const RunConfig& config) {
   refuse(precision.fp8 != "none" && std::find(kept.begin(), kept.end(), "lm_head") == kept.end(),
          "precision.keep_bf16",
          "leaves lm_head out; FP8 logits are not available in this version: list lm_head");
-  refuse(precision.fp8 != "none" && config.parallel.pipeline > 1, "parallel.pipeline",
-         fmt::format("is {}; FP8 products under pipeline parallelism are not available in this "
-                     "version; write 1, or precision.fp8 none",
-                     config.parallel.pipeline));
   refuse(config.faults.nan == "rollback", "faults.nan",
          "is rollback, which is not available in this version; write stop or skip");
   refuse(config.faults.spike != "off", "faults.spike",

@@ -19,10 +19,10 @@ struct QuantLosses {
 
 class QuantMonitor {
  public:
-  // Every rank makes one where products are quantised. Ranks hold the same layers.
-  QuantMonitor(ModelRuntime& runtime, std::int64_t every_steps);
+  // Every rank makes one where products are quantised.
+  QuantMonitor(ModelRuntime& runtime, const ModelConfig& config, std::int64_t every_steps);
 
-  bool is_due(std::int64_t step) const { return step % every_steps_ == 0; }
+  bool is_due(std::int64_t step) const { return !layers_.empty() && step % every_steps_ == 0; }
   // Around the micro-batches of a step; nothing at one that is not due. finish() sums over all ranks
   // and enqueues the copy to the host.
   void begin(std::int64_t step);
@@ -36,7 +36,9 @@ class QuantMonitor {
 
   ModelRuntime* runtime_;
   std::int64_t every_steps_;
-  std::vector<std::string> layers_;
+  std::vector<std::string> layers_;  // of the whole model
+  std::vector<std::int64_t> places_;  // in these, of each quantised layer of this rank
+  std::unique_ptr<Buffer> device_;
   std::unique_ptr<Buffer> host_;  // two slots
 };
 

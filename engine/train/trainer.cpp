@@ -162,8 +162,8 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
   if (config_.log.per_layer) parameter_norms_ = std::make_unique<ParameterNorms>(*runtime_, hf_.model);
-  if (config_.log.fp8_every_steps > 0 && runtime_->quant().losses().defined() && !settings_.is_benchmark) {
-    quant_monitor_ = std::make_unique<QuantMonitor>(*runtime_, config_.log.fp8_every_steps);
+  if (config_.log.fp8_every_steps > 0 && options_.recipe.is_quantized() && !settings_.is_benchmark) {
+    quant_monitor_ = std::make_unique<QuantMonitor>(*runtime_, hf_.model, config_.log.fp8_every_steps);
   }
   start_weights();
 }

@@ -240,6 +240,34 @@ TEST_P(Fp8Model, GatheredCodesAreThoseOfWholeWeights) {
   }
 }
 
+// Stages keep the scales of every micro-batch in flight, and measure the gradients that they receive: the numbers of
+// one rank.
+TEST_P(Fp8Model, PipelinesComputeWhatOneRankDoes) {
+  ModelSetup setup = small_setup(DType::kBF16);
+  setup.config.num_hidden_layers = 4;
+  weights_ = random_weights(setup.config, 7, 0.1);
+  setup.steps = 2;
+  const std::vector<HostBatch> batches{batch_of(48, 1), batch_of(41, 2), batch_of(48, 3), batch_of(7, 4)};
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    setup.recompute = recompute;
+    setup.mesh = MeshShape{};
+    setup.chunks = 1;
+    const StepResult base = run(setup, batches, 1e-2);
+    for (const auto& [stages, chunks, kind] : std::vector<std::tuple<int, int, PipelineKind>>{
+             {2, 1, PipelineKind::k1F1B}, {4, 1, PipelineKind::k1F1B}, {2, 1, PipelineKind::kGPipe},
+             {2, 2, PipelineKind::kInterleaved}}) {
+      setup.mesh.pipeline = stages;
+      setup.chunks = chunks;
+      setup.schedule = kind;
+      const StepResult got = run(setup, batches, 1e-2);
+      const std::string layout = fmt::format("pp {} chunks {} recompute {}", stages, chunks, static_cast<int>(recompute));
+      EXPECT_EQ(got.loss_sum, base.loss_sum) << layout;
+      EXPECT_EQ(distance(got.gradients, base.gradients), 0) << layout;
+      EXPECT_EQ(distance(got.weights, base.weights), 0) << layout;
+    }
+  }
+}
+
 TEST_P(Fp8Model, TheSameStepTwiceGivesTheSameBits) {
   ModelSetup setup = small_setup(DType::kBF16);
   setup.mesh.tensor = 2;
