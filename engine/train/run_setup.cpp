@@ -36,6 +36,12 @@ PipelineOptions pipeline_options(const RunConfig& config, const MeshShape& mesh)
 
 }  // namespace
 
+std::int64_t guessed_documents(const RunConfig& config) {
+  const std::int64_t in_row =
+      config.data.packing ? std::max<std::int64_t>(1, config.train.sequence_length / 64) : 1;
+  return config.train.micro_batch_size * in_row;
+}
+
 RunTokenizer load_tokenizer(const std::string& source, const std::vector<std::string>& add_tokens) {
   RunTokenizer result;
   result.source = source;

@@ -47,6 +47,9 @@ std::vector<std::string> load_pretrained_weights(ModelRuntime& runtime, const Ru
 
 // The mesh that the configuration asks of `ranks` ranks, `ranks_per_node` of them on each node (0:
 // all on one); kUser where it does not fit.
+// Documents in a micro-batch, guessed where no data says: they decide a few bytes of a plan only.
+std::int64_t guessed_documents(const RunConfig& config);
+
 MeshShape mesh_shape(const RunConfig& config, std::int64_t ranks, std::int64_t ranks_per_node = 0);
 
 // What the runtime needs to know, apart from how much is recomputed. `config` is resolved.

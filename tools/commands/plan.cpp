@@ -9,6 +9,7 @@
 #include "engine/core/log.h"
 #include "engine/plan/gpu_model.h"
 #include "engine/plan/traffic.h"
+#include "engine/train/layout_search.h"
 #include "engine/train/memory_choice.h"
 #include "engine/train/precision.h"
 #include "engine/train/run_setup.h"
@@ -26,6 +27,8 @@ struct Options {
   std::int64_t nodes = 1;
   std::int64_t max_documents = 0;
   bool json = false;
+  bool suggests = false;
+  double network_gbps = 400;
 };
 
 double gib(double bytes) { return bytes / (1 << 30); }
@@ -74,24 +77,96 @@ std::vector<StagePlan> plan_stages(const RunConfig& config, const ModelConfig& m
   return stages;
 }
 
+// What decides a layout against its neighbours, in a few words.
+std::string why(const SuggestedLayout& layout) {
+  const auto share = [&](double seconds) { return 100 * seconds / layout.seconds(); };
+  std::string text = layout.recompute == "none" ? "nothing is computed twice" : "recompute " + layout.recompute;
+  const auto cost = [&](double seconds, const char* what) {
+    if (share(seconds) >= 0.5) text += fmt::format(", {:.0f}% {}", share(seconds), what);
+  };
+  cost(layout.tensor, "messages of tensor parallelism");
+  cost(layout.context, "messages of context parallelism");
+  cost(layout.data, "gradients and weights that nothing hides");
+  cost(layout.bubble, "idle in the pipeline");
+  return text;
+}
+
+int suggest(const Options& options, const RunConfig& config, const HfConfig& hf) {
+  constexpr int kWanted = 3;
+  Cluster cluster;
+  cluster.ranks = config.run.ranks.value_or(options.gpus_per_node * options.nodes);
+  cluster.gpus_per_node = std::min(options.gpus_per_node, cluster.ranks);
+  cluster.gpu = find_gpu_model(options.gpu, cluster.ranks);
+  cluster.network_bytes_per_second = options.network_gbps / 8 * 1e9;
+  const LayoutSearch search = search_layouts(config, hf.model, cluster, kWanted);
+  const auto json_of = [&](const SuggestedLayout& l) {
+    nlohmann::ordered_json json;
+    json["set"] = l.overrides();
+    json["data"] = l.mesh.data;
+    json["tensor"] = l.mesh.tensor;
+    json["pipeline"] = l.mesh.pipeline;
+    json["context"] = l.mesh.context;
+    json["zero"] = l.zero;
+    json["micro_batch_size"] = l.micro_batch_size;
+    json["recompute"] = l.recompute;
+    json["memory"] = l.memory;
+    json["tokens_per_second_per_gpu"] = l.tokens_per_second_per_gpu(cluster.ranks);
+    json["seconds"] = {{"products", l.products},     {"attention_and_passes", l.attention_and_passes},
+                       {"tensor", l.tensor},         {"context", l.context},
+                       {"data", l.data},             {"bubble", l.bubble}};
+    json["why"] = why(l);
+    return json;
+  };
+  if (options.json) {
+    nlohmann::ordered_json json;
+    json["considered"] = search.considered;
+    json["suggestions"] = nlohmann::ordered_json::array();
+    for (const SuggestedLayout& layout : search.best) json["suggestions"].push_back(json_of(layout));
+    if (search.best.empty()) json["smallest"] = json_of(search.smallest);
+    std::printf("%s\n", json.dump().c_str());
+    return search.best.empty() ? 1 : 0;
+  }
+  const double available = gib(static_cast<double>(cluster.gpu.usable_bytes + cluster.gpu.reserved_bytes));
+  std::printf("%s: %.2fB parameters on %lld x %s, %d layouts considered\n", config.model.path.c_str(),
+              static_cast<double>(parameter_count(hf.model)) / 1e9, static_cast<long long>(cluster.ranks),
+              cluster.gpu.name.c_str(), search.considered);
+  if (search.best.empty()) {
+    const SuggestedLayout& l = search.smallest;
+    std::printf("none fits: the smallest, tensor %d x pipeline %d with zero %d and recompute %s, needs %.1f GiB of %.1f; "
+                "use more or larger GPUs, shorter rows, precision.optimizer_states bf16 or int8, or memory.offload auto\n",
+                l.mesh.tensor, l.mesh.pipeline, l.zero, l.recompute.c_str(), gib(static_cast<double>(l.memory)), available);
+    return 1;
+  }
+  int number = 0;
+  for (const SuggestedLayout& l : search.best) {
+    std::printf("\n%d. data %d x tensor %d x pipeline %d%s, zero %d, %lld rows x %lld micro-batches\n", ++number,
+                l.mesh.data, l.mesh.tensor, l.mesh.pipeline,
+                l.mesh.context > 1 ? fmt::format(" x context {}", l.mesh.context).c_str() : "", l.zero,
+                static_cast<long long>(l.micro_batch_size), static_cast<long long>(l.micro_batches));
+    std::printf("   about %.0f tokens/s per GPU, %.2f s a step, %.1f of %.1f GiB: %s\n",
+                l.tokens_per_second_per_gpu(cluster.ranks), l.seconds(), gib(static_cast<double>(l.memory)), available,
+                why(l).c_str());
+    std::string flags;
+    for (const std::string& set : l.overrides()) flags += " --set " + set;
+    std::printf("  %s\n", flags.c_str());
+  }
+  return 0;
+}
+
 int run(const Options& options) {
   RunConfig config = load_run_config(options.config, options.overrides);
   // A plan needs no tokenizer but to count the tokens that are added.
   const HfConfig hf = load_run_model(
       config, config.data.add_tokens.empty() ? RunTokenizer{} : load_run_tokenizer(config));
+  if (options.suggests) return suggest(options, config, hf);
   const std::int64_t ranks = config.run.ranks.value_or(options.gpus_per_node * options.nodes);
   const GpuModel gpu = find_gpu_model(options.gpu, ranks);
   const bool on_gpu = gpu.capabilities.target == DeviceKind::kCuda;
   resolve(config, ranks, on_gpu);
   const MeshShape mesh = mesh_shape(config, ranks, options.gpus_per_node);
   const BatchShape batch = batch_shape(config, mesh.data);
-  // Without data the number of documents is a guess: it decides a few bytes only.
   const std::int64_t documents =
-      options.max_documents > 0
-          ? options.max_documents
-          : batch.micro_batch_size *
-                (config.data.packing ? std::max<std::int64_t>(1, config.train.sequence_length / 64)
-                                     : 1);
+      options.max_documents > 0 ? options.max_documents : guessed_documents(config);
   RuntimeOptions runtime = runtime_options(config, mesh, documents);
   const std::vector<StagePlan> stages = plan_stages(config, hf.model, mesh, gpu, runtime);
   const StagePlan& worst = *std::max_element(
@@ -232,6 +307,12 @@ void add_plan_command(CLI::App& app, int& code) {
       ->check(CLI::PositiveNumber);
   command->add_option("--max-documents", options->max_documents,
                       "Documents in a micro-batch; an estimate by default");
+  command->add_flag("--suggest", options->suggests,
+                    "The three fastest layouts that fit, by arithmetic, and what each costs");
+  command
+      ->add_option("--network-gbps", options->network_gbps, "With --suggest: network of each GPU to other nodes, Gbit/s")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options, &code] { code = run(*options); });
 }
