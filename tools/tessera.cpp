@@ -72,6 +72,7 @@ int main(int argc, char** argv) {
   tessera::add_init_command(app, code);
   tessera::add_tokenize_command(app, code);
   tessera::add_verify_command(app, code);
+  tessera::add_diff_command(app, code);
   tessera::add_doctor_command(app, code);
   tessera::add_bench_command(app, code);
   try {

@@ -27,6 +27,7 @@ void add_inspect_command(CLI::App& app, int& code);
 void add_export_command(CLI::App& app, int& code);
 void add_init_command(CLI::App& app, int& code);
 void add_verify_command(CLI::App& app, int& code);
+void add_diff_command(CLI::App& app, int& code);
 void add_tokenize_command(CLI::App& app, int& code);
 
 // The device of local rank `local_rank` for run.device "auto", "cuda" or "cpu".
