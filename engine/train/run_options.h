@@ -43,6 +43,7 @@ struct FaultOptions {
   std::string nan = "stop";
   std::string spike = "off";
   std::string collective_timeout = "10m";
+  std::int64_t check_replicas = 0;
 
   void visit(FieldVisitor& v) {
     v.field("nan", nan, "A loss or gradient that is not finite. stop: end the run; skip: make no "
@@ -53,6 +54,10 @@ struct FaultOptions {
     v.field("collective_timeout", collective_timeout,
             "Longest wait for another rank before the run is ended with the names of the late ones",
             {.aliases = {"ddp_timeout"}, .unit = "duration", .free_on_resume = true});
+    v.field("check_replicas", check_replicas,
+            "Every so many steps, compare checksums of the parameters that several ranks hold and end the run where "
+            "they differ; copies the weights to the host each time; 0: never",
+            {.at_least = 0, .free_on_resume = true});
   }
 };
 

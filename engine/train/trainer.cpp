@@ -162,6 +162,7 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
   uploader_ = std::make_unique<BatchUploader>(*runtime_);
   staging_ = std::make_unique<Staging>(*runtime_);
   if (config_.log.per_layer) parameter_norms_ = std::make_unique<ParameterNorms>(*runtime_, hf_.model);
+  if (config_.faults.check_replicas > 0) replica_check_ = std::make_unique<ReplicaCheck>(*runtime_);
   if (config_.log.fp8_every_steps > 0 && options_.recipe.is_quantized() && !settings_.is_benchmark) {
     quant_monitor_ = std::make_unique<QuantMonitor>(*runtime_, hf_.model, config_.log.fp8_every_steps);
   }
@@ -605,8 +606,10 @@ int Trainer::run() {
     collect(step - 1);
     bool saves = (config_.checkpoint.every_steps && step % *config_.checkpoint.every_steps == 0) ||
                  save_due_step_ > saved_step;
-    if (!evaluates && !saves && !exports && step < total_steps_) continue;
+    const bool checks = replica_check_ && step % config_.faults.check_replicas == 0;
+    if (!evaluates && !saves && !exports && !checks && step < total_steps_) continue;
     collect(step);
+    if (checks) replica_check_->check(step);  // before a save could keep what is wrong
     if (evaluates || (eval_loader_ && step == total_steps_)) {
       const bool is_best = evaluate_at(step);
       saves = saves || (is_best && config_.eval.keep_best);

@@ -17,6 +17,7 @@
 #include "engine/train/gemm_choices_cache.h"
 #include "engine/train/parameter_norms.h"
 #include "engine/train/quant_monitor.h"
+#include "engine/train/replica_check.h"
 #include "engine/train/progress.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/memory_choice.h"
@@ -103,6 +104,7 @@ class Trainer {
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<ParameterNorms> parameter_norms_;  // where log.per_layer is on
   std::unique_ptr<QuantMonitor> quant_monitor_;      // where FP8 products are watched
+  std::unique_ptr<ReplicaCheck> replica_check_;      // where faults.check_replicas is on
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<Progress> progress_;
   std::vector<TrainRow> measured_;  // of a benchmark's steps
