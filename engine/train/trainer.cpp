@@ -144,6 +144,7 @@ Trainer::Trainer(RunConfig config, TrainSettings settings, std::unique_ptr<Commu
       context_(&context),
       mesh_(make_mesh(config_, std::move(world))),
       is_first_(mesh_.world().rank() == 0),
+      rehearsal_(mesh_.world().rank(), mesh_.world().size()),
       folder_(config_.run.dir.value()) {
   run_start_ = last_save_ = Clock::now();
   tokenizer_ = load_run_tokenizer(config_);
@@ -372,6 +373,7 @@ void Trainer::run_step(std::int64_t step) {
   double target_tokens = 0;
   const std::int64_t count = train_loader_->used_micro_batches(step - 1);
   if (quant_monitor_) quant_monitor_->begin(step);
+  rehearsal_.at_forward(step);
   runtime.run_micro_batches(static_cast<int>(count), [&](int i, const DeviceBatch& target) {
     const MicroBatch batch = train_loader_->load(step - 1, i);
     target_tokens += static_cast<double>(uploader_->upload(batch, target));

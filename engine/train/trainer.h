@@ -19,6 +19,7 @@
 #include "engine/train/quant_monitor.h"
 #include "engine/train/replica_check.h"
 #include "engine/train/progress.h"
+#include "engine/train/rehearsal.h"
 #include "engine/train/run_folder.h"
 #include "engine/train/memory_choice.h"
 #include "engine/train/run_setup.h"
@@ -86,6 +87,7 @@ class Trainer {
   BackendContext* context_;
   ProcessMesh mesh_;
   bool is_first_;  // rank 0 of the job: prints and writes
+  Rehearsal rehearsal_;
   RunFolder folder_;
   HfConfig hf_;
   RunTokenizer tokenizer_;
