@@ -195,7 +195,7 @@ void step_control_finish(const StepControlFinish& args, Stream& stream) {
     auto& control = *static_cast<StepControl*>(args.control.data);
     control.sum_of_squares = *static_cast<const double*>(args.sum.data);
     control.denominator = *static_cast<const double*>(args.denominator.data);
-    control.has_targets = control.denominator > 0 ? 1 : 0;
+    control.has_targets = control.denominator <= 0 ? 0 : 1;  // NaN is no lack of targets but a fault
     const double norm =
         control.has_targets ? std::sqrt(control.sum_of_squares) / control.denominator : 0.0;
     control.is_finite = std::isfinite(control.sum_of_squares) && std::isfinite(norm) &&

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(1024) add_squares_kernel(const double* partial
 __global__ void step_control_finish_kernel(StepControl* control, const double* sum, const double* denominator) {
   const double squares = *sum;
   const double count = *denominator;
-  const bool has_targets = count > 0;
+  const bool has_targets = !(count <= 0);  // NaN is no lack of targets but a fault
   const double norm = has_targets ? sqrt(squares) / count : 0.0;
   const bool finite = isfinite(squares) && isfinite(norm) && isfinite(count);
   double clip = 1.0;

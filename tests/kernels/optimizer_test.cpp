@@ -66,24 +66,31 @@ TEST(AdamW, ChangesNothingWhenTheStepIsSkipped) {
   }
 }
 
-// A NaN gradient runs through the norm into the control, and the step becomes a no-op.
-TEST(AdamW, IsSkippedByANonFiniteGradientThroughItsNorm) {
+// What is not finite in a gradient, or in the number of targets, runs through the norm into the control, and the step
+// becomes a no-op that is told apart from a step without targets.
+void expect_skipped_as_not_finite(double last_gradient, double denominator) {
   OpFixture f;
   const Values weight = normal_values(50, 1);
   Values grad = normal_values(50, 2);
-  grad[49] = INFINITY;
+  grad[49] = last_gradient;
   StepControl control;
   control.learning_rate = 1.0f;
   control.max_grad_norm = 1.0f;
   const Shard s = make_shard(f, DType::kF32, weight, grad, {whole(50)}, control);
   const Tensor sum = f.input({0.0}, DType::kF64, Shape{1});
   f.run(sum_of_squares, SumOfSquares{s.grad, s.segments, sum});
-  f.run(step_control_finish, StepControlFinish{s.control, sum, f.input({5.0}, DType::kF64, Shape{1})});
+  f.run(step_control_finish, StepControlFinish{s.control, sum, f.input({denominator}, DType::kF64, Shape{1})});
   f.run(adamw, arguments(s));
   const auto result = f.object<StepControl>(s.control);
   EXPECT_EQ(result.is_finite, 0);
+  EXPECT_EQ(result.has_targets, 1);
   EXPECT_EQ(result.adam_step, 0);
   expect_bitwise("weight", f.values(s.weight), rounded(weight, DType::kF32));
+}
+TEST(AdamW, IsSkippedByWhatIsNotFinite) {
+  expect_skipped_as_not_finite(INFINITY, 5.0);
+  expect_skipped_as_not_finite(NAN, 5.0);
+  expect_skipped_as_not_finite(1.0, NAN);
 }
 
 // The first step of Adam moves every weight by lr / (1 + eps / |g|) against its gradient's sign.
