@@ -54,15 +54,17 @@ TEST_P(Stop, SavesAndGoesOn) {
   const std::string text{std::istreambuf_iterator<char>(log), {}};
   EXPECT_EQ(output, "75\n") << text;
   EXPECT_NE(text.find("stopped after step"), std::string::npos) << text;
-  const Ended whole = run_tessera("verify " + (folder / "run").string());
-  EXPECT_EQ(whole.code, 0) << whole.output;
-  // On from there, for two steps more.
+  // On from there, for two steps more. Before the first step there is nothing to save: a start makes the same again.
   const std::size_t at = text.find("stopped after step ") + std::string("stopped after step ").size();
   const int step = std::atoi(text.c_str() + at);
+  if (step > 0) {
+    const Ended whole = run_tessera("verify " + (folder / "run").string());
+    EXPECT_EQ(whole.code, 0) << whole.output;
+  }
   const Ended more = run_tessera(fmt::format("train {} {} {} --set train.max_steps={}", (folder / "run.yaml").string(),
                                              c.launch, c.settings, step + 2));
   EXPECT_EQ(more.code, 0) << more.output;
-  EXPECT_NE(more.output.find(fmt::format("at step {}", step)), std::string::npos) << more.output;
+  EXPECT_EQ(more.output.find(fmt::format("at step {}", step)) != std::string::npos, step > 0) << more.output;
 }
 
 constexpr const char* kTwoRanks = "--set run.ranks=2 --set parallel.tensor=2";
